@@ -192,20 +192,21 @@ def digit_lists(length: int) -> DigitLists:
 
 @cache
 def pictures(length: int) -> Arrays:
-    """Return 256 pictures of 3 x 224 x 224 uint8 as a dataset of any length."""
-    images = np.random.default_rng(0).integers(0, 255, (256, 3, 224, 224), np.uint8)
-    return Arrays(images, np.arange(256), length)
+    """Return at most 256 pictures of 3 x 224 x 224 uint8 as a dataset of any length."""
+    count = min(length, 256)
+    images = np.random.default_rng(0).integers(0, 255, (count, 3, 224, 224), np.uint8)
+    return Arrays(images, np.arange(count), length)
 
 
 @cache
 def jpegs(length: int) -> Jpegs:
-    """Return 64 files of 256 x 256 pixels, noisy gradients, as a dataset of any length."""
+    """Return at most 64 files of 256 x 256 pixels, noisy gradients, as a dataset of any length."""
     from PIL import Image
 
     generator = np.random.default_rng(0)
     across, down = np.meshgrid(np.arange(256), np.arange(256))
     files = []
-    for _ in range(64):
+    for _ in range(min(length, 64)):
         slopes = generator.uniform(-1, 1, (2, 3))
         gradients = 128 + across[..., None] * slopes[0] / 2 + down[..., None] * slopes[1] / 2
         noisy = np.clip(gradients + generator.normal(0, 12, (256, 256, 3)), 0, 255)
@@ -217,7 +218,7 @@ def jpegs(length: int) -> Jpegs:
 
 @cache
 def photos(length: int) -> Pictures:
-    """Return 1,024 files of 500 x 375 pixels as a dataset of any length, some 50 kB each, like photographs.
+    """Return at most 1,024 files of 500 x 375 pixels as a dataset of any length, some 50 kB each, like photographs.
 
     Each is a window of a landscape of smooth regions, edges and grain.
     """

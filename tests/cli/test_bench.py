@@ -80,7 +80,7 @@ def test_ctrl_c_ends_it_and_its_processes_with_one_line():
         "import os, signal, threading\n"
         "from gpuloader import cli\n"
         "from gpuloader.cli import bench\n"
-        "interrupt = threading.Timer(1, os.killpg, (0, signal.SIGINT))\n"
+        "interrupt = threading.Timer(0.3, os.killpg, (0, signal.SIGINT))\n"
         "bench.show_status = lambda status: status and interrupt.start()\n"
         "if __name__ == '__main__': cli.main(['bench', '--case', 'small', '--repeats', '100000'])\n"
     )

@@ -6,13 +6,9 @@ import sys
 from multiprocessing import shared_memory
 
 
-def surroundings(_):
-    return os.environ.get("CUDA_VISIBLE_DEVICES") == "", "cupy" in sys.modules
-
-
-def print_sample(index):
+def print_surroundings(index):
     print("sample", index)
-    return index
+    return os.environ.get("CUDA_VISIBLE_DEVICES") == "", "cupy" in sys.modules
 
 
 def parent_of(_):

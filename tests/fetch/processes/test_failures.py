@@ -21,7 +21,7 @@ from tests.fetch.ways import PROCESSES, WORKERS
 OTHERS = [
     pytest.param({"start_method": "forkserver"}, id="forkserver-fresh"),
     pytest.param({"start_method": "fork", "persistent_workers": True}, id="fork-persistent"),
-    pytest.param({"start_method": "spawn"}, id="spawn"),
+    pytest.param({"start_method": "spawn", "num_workers": 1}, id="spawn"),  # each imports everything
 ]
 
 pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")

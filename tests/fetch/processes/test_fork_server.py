@@ -37,6 +37,7 @@ pytestmark = [
 ]
 
 SERVED = {"start_method": "forkserver"}
+on_a_shared_server = pytest.mark.usefixtures("shared_server")  # where none has to start or end
 
 
 def run_python(*arguments, folder=None, **environment):
@@ -158,7 +159,7 @@ def test_a_program_that_runs_as_a_module_is_not_run_again_in_its_workers(tmp_pat
     write_module(tmp_path)
     code = """
         print("begun")
-        assert read(load()) == list(range(8)) == read(load(start_method="spawn"))
+        assert read(load()) == list(range(8)) == read(load(start_method="spawn", num_workers=1))
         print(__spec__.name, pathlib.Path(__file__).name)
     """
     (tmp_path / "training.py").write_text(program(code))
@@ -252,6 +253,7 @@ def test_workers_follow_the_umask_niceness_limits_cores_and_privileges_of_the_pr
     run_in_fork(child)
 
 
+@on_a_shared_server
 @pytest.mark.parametrize("options", [SERVED, {}], ids=["forkserver", "default"])
 def test_the_parent_of_the_workers_of_every_epoch(options):
     one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **options)
@@ -260,6 +262,7 @@ def test_the_parent_of_the_workers_of_every_epoch(options):
     assert found == [{os.getpid() if forks else server_pid(one)}] * 3
 
 
+@on_a_shared_server
 def test_a_server_keeps_no_descriptor_of_workers_that_have_ended():
     one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **SERVED)
 
@@ -280,6 +283,7 @@ def opened(pid):
     return [os.readlink(path) for path in folder.iterdir() if path.is_symlink()]
 
 
+@on_a_shared_server
 def test_a_worker_inherits_nothing_that_belongs_to_its_server_or_to_another_worker():
     """An open copy would hide from the loader that the server or the other worker has died."""
     one = loader(Faulty(24), **SERVED, num_workers=3, persistent_workers=True)
@@ -297,6 +301,7 @@ def test_a_worker_inherits_nothing_that_belongs_to_its_server_or_to_another_work
     assert [opened(pid).count("anon_inode:[pidfd]") for pid in pids] == [1, 1, 1]
 
 
+@on_a_shared_server
 def test_a_worker_that_hangs_is_killed_and_its_server_goes_on(tmp_path):
     path = tmp_path / "pid"
     one = loader(Faulty(4, {0: partial(faulty.say_where, path, 100)}), **SERVED, num_workers=1, timeout=1)
@@ -387,6 +392,7 @@ def test_a_forked_program_has_a_server_of_its_own():
     assert indices(one) == plain()
 
 
+@on_a_shared_server
 def test_a_shared_memory_segment_outlives_the_workers_that_attach_to_it():
     """They have the program's resource tracker, not one of their own that would unlink it."""
     segment = shared_memory.SharedMemory(create=True, size=4)
@@ -438,6 +444,7 @@ def test_a_loader_that_is_never_read_leaves_nothing(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} <= {"imports", "numbers_dataset.py", "__pycache__"}
 
 
+@on_a_shared_server
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_persistent_workers_end_with_their_loader(method):
     """At once, not when the garbage collector finds a cycle."""

@@ -11,7 +11,7 @@ from tests.fetch.faulty import OwnError, loader
 from tests.fetch.ways import PROCESSES
 from tests.sample_sets import Made
 
-pytestmark = pytest.mark.usefixtures("nothing_left")
+pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
 
 
 class Named(Made):
