@@ -218,9 +218,9 @@ def jpegs(length: int) -> Jpegs:
 
 @cache
 def photos(length: int) -> Pictures:
-    """Return at most 1,024 files of 500 x 375 pixels as a dataset of any length, some 50 kB each, like photographs.
+    """Return at most 1,024 files of 500 x 375 pixels as a dataset of any length, like photographs.
 
-    Each is a window of a landscape of smooth regions, edges and grain.
+    Each has some 50 kB, and is a window of a landscape of smooth regions, edges and grain.
     """
     from PIL import Image
 
