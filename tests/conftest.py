@@ -24,7 +24,7 @@ from gpuloader.watch import read_ahead_policy
 
 # An example may take long on a busy machine, which says nothing about the code. Each run of the suite draws
 # few, and others than the last one; `--hypothesis-profile=thorough` draws many.
-settings.register_profile("suite", deadline=None, max_examples=30)
+settings.register_profile("suite", deadline=None, max_examples=40)
 settings.register_profile("thorough", deadline=None, max_examples=1000)
 settings.load_profile("suite")
 # For `make mutants`, which only asks whether any example fails, and not for the smallest one.
