@@ -317,13 +317,10 @@ def have_masks(loader):
 
 
 class TestMasks:
+    @pytest.mark.parametrize("workers", [{}, THREADS, PROCESSES], ids=["inline", "threads", "processes"])
     @pytest.mark.parametrize(
         ("count", "world_size", "options", "wanted"),
         [
-            (8, 2, THREADS, False),
-            (9, 2, THREADS, True),
-            (8, 2, PROCESSES, False),
-            (9, 2, PROCESSES, True),
             (8, 2, {}, False),
             (10, 2, {}, False),  # 10 samples are 2 steps of 4, and a sample for each rank
             (9, 2, {}, True),
@@ -334,9 +331,9 @@ class TestMasks:
             (1, 3, {}, True),
         ],
     )
-    def test_come_only_where_a_sample_is_repeated(self, count, world_size, options, wanted):
+    def test_come_only_where_a_sample_is_repeated(self, count, world_size, options, wanted, workers):
         for rank in range(world_size):
-            assert have_masks(make(range(count), rank, world_size, **options)) == wanted
+            assert have_masks(make(range(count), rank, world_size, **options, **workers)) == wanted
 
     def test_come_with_iterables_of_several_ranks_whose_length_nobody_knows(self):
         assert not have_masks(make(Stream(9), 0, 1))

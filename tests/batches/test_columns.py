@@ -399,7 +399,7 @@ class Sampled(IterableDataset):
 @pytest.mark.parametrize("uneven", ["pad", "drop", "repeat"])
 @pytest.mark.parametrize(
     ("count", "workers"),
-    [*itertools.product([1, 24, 25, 26], [INLINE]), (25, THREADS), (1, PROCESSES), (25, PROCESSES)],
+    [*itertools.product([1, 24, 25, 26], [INLINE, THREADS]), (1, PROCESSES), (25, PROCESSES)],
     ids=str,
 )
 def test_divided_blocks_are_divided_samples(count, uneven, workers):
