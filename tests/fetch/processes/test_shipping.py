@@ -39,17 +39,14 @@ BIG = 200_000  # elements of an array that is stored outside the pickle, with an
 Pair = namedtuple("Pair", "image label")
 
 
-@pytest.fixture(params=["pickle", "cloudpickle"])
+@pytest.fixture(params=["pickle", "cloudpickle"], autouse=True)
 def pickler(request, monkeypatch):
-    """Run a test with and without cloudpickle, which decides how objects other than arrays are pickled."""
+    """Run every test with and without cloudpickle."""
     if request.param == "cloudpickle":
         pytest.importorskip("cloudpickle")
     else:
         monkeypatch.setitem(sys.modules, "cloudpickle", None)
     return request.param
-
-
-with_both = pytest.mark.usefixtures("pickler")
 
 
 def parcel_of(value):
@@ -82,7 +79,6 @@ class Holder:
 # round trips
 
 
-@with_both
 def test_plain_objects_and_those_with_arrays_come_back():
     values = [None, "text", [1, [2.5, None], {"a": (True, b"x")}], {1, 2}, Pair([1], "cat"), b"x" * 300_000]
     assert ship(values) == values
@@ -117,7 +113,6 @@ ARRAYS = {
 }
 
 
-@with_both
 @pytest.mark.parametrize("make", ARRAYS.values(), ids=ARRAYS)
 def test_arrays_come_back(make):
     array = make()
@@ -187,7 +182,6 @@ class Verbose(np.ndarray):
         return np.ndarray.__reduce__(self)
 
 
-@with_both
 @pytest.mark.parametrize(
     "array",
     [
@@ -207,7 +201,6 @@ def test_subclasses_of_arrays_come_back_as_they_are(array):
     assert np.array_equal(np.ma.getmaskarray(back), np.ma.getmaskarray(array))
 
 
-@with_both
 def test_a_registered_way_of_pickling_is_respected(monkeypatch):
     monkeypatch.setitem(copyreg.dispatch_table, Tagged, lambda array: (int, (7,)))
     assert ship(np.zeros(BIG).view(Tagged)) == 7
@@ -220,7 +213,6 @@ class Blob(Holder):
         return bytes, (pickle.PickleBuffer(self.memory),)
 
 
-@with_both
 @pytest.mark.parametrize(
     "memory", [b"x" * 10, b"x" * 100_000, bytearray(b"x" * 100_000), np.ones((2, BIG)).T]
 )
@@ -312,7 +304,6 @@ def test_nothing_is_left_behind():
         assert len(segments()) == before
 
 
-@with_both
 def test_pickling_keeps_nothing_alive():
     holder = Holder(array=np.zeros(BIG))
     gone = weakref.ref(holder)
@@ -414,7 +405,6 @@ def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
 # what cannot go
 
 
-@with_both
 @pytest.mark.parametrize(
     ("value", "reason"),
     [
@@ -430,8 +420,7 @@ def test_what_cannot_be_pickled_says_which_part(value, reason):
     assert caught.value.__cause__ is not None
 
 
-@with_both
-def test_open_files_stay_here(tmp_path):
+def test_open_files_stay_here(tmp_path, pickler):
     (tmp_path / "text").write_text("words")
     for mode in ("r", "rb"):
         reason = r"Holder\.handle cannot be pickled"
@@ -458,7 +447,6 @@ class Raising:
         raise self.error
 
 
-@with_both
 @pytest.mark.parametrize("error", [ValueError("not now"), MemoryError(), KeyboardInterrupt()], ids=repr)
 def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it(error):
     expected = Unshippable if isinstance(error, ValueError) else type(error)
@@ -469,7 +457,6 @@ def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it
         assert caught.value.__cause__ is error
 
 
-@with_both
 def test_endless_nesting_is_a_reason():
     nested = []
     for _ in range(100_000):
@@ -481,7 +468,6 @@ def test_endless_nesting_is_a_reason():
 # limits
 
 
-@with_both
 def test_the_search_for_a_module_ends_early():
     count = 0
 
