@@ -154,5 +154,5 @@ class Operations(RuleBasedStateMachine):
 
 
 def test_any_order_of_operations():
-    run_state_machine_as_test(Operations, settings=settings(stateful_step_count=30))
+    run_state_machine_as_test(Operations, settings=settings(max_examples=40, stateful_step_count=30))
     wait_until(lambda: not loader_threads())

@@ -156,7 +156,7 @@ class TestAStreamBeingCaptured:
                 next(epoch)
         assert len(list(epoch)) == 9
 
-    @pytest.mark.parametrize("seed", range(4))
+    @pytest.mark.parametrize("seed", range(8))
     def test_no_call_of_another_thread_ends_it(self, runtime, capture, monkeypatch, seed):
         """A thread of ours, or one of the user's that loops over a loader, drops batches or ends one."""
         compiled = [("one", "two")] * 2

@@ -147,14 +147,14 @@ def test_every_permutation_of_a_few_is_as_likely(vary):
     check_uniform(np.array(list(seen.values())))
 
 
-@pytest.mark.parametrize("count", [SORTED_AT_MOST + 1, 10**9])
-def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(count):
-    """Of a long order; short ones are compared as wholes above."""
-    for keys in ([(number, 0) for number in range(800)], [(0, number) for number in range(800)]):
-        # Computes a single position, not the chunk around it.
-        firsts = np.array([Shuffled(count, *one).at(np.zeros(1, np.int64))[0] for one in keys])
-        check_uniform(np.bincount(firsts * 20 // count, minlength=20), keys[1])
-        check_uniform(cells_of(firsts[:-1], firsts[1:], count, 8), keys[1])
+@pytest.mark.parametrize("count", [1000, SORTED_AT_MOST + 1, 10**9])
+@pytest.mark.parametrize("vary", ["seed", "epoch"])
+def test_the_first_index_is_any_as_likely_over_consecutive_seeds_and_epochs(count, vary):
+    key = (lambda number: (number, 0)) if vary == "seed" else (lambda number: (0, number))
+    # Computes a single position, not the chunk around it.
+    firsts = [Shuffled(count, *key(number)).at(np.zeros(1, np.int64))[0] for number in range(800)]
+    check_uniform(np.bincount(np.array(firsts) * 20 // count, minlength=20))
+    check_uniform(cells_of(np.array(firsts[:-1]), np.array(firsts[1:]), count, 8))
 
 
 def cells_of(left: np.ndarray, right: np.ndarray, count: int, parts: int) -> np.ndarray:
