@@ -302,7 +302,7 @@ def end_epoch(position: Position, find_spent: Callable[[], str], *, was_divided:
     """
     # A Ctrl-C between two lines of this package can drop a batch that is being handed over, and a loop that
     # catches it may continue. Only the numbers of the other batches show that one is missing.
-    if (position.beyond and not position.failed) or position.is_divided > was_divided:
+    if (position.beyond and not position.failed) or (position.is_divided and not was_divided):
         raise interrupted()
     position.ended = True
     if position.torch_order is not None:

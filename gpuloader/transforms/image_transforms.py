@@ -22,7 +22,6 @@ from gpuloader.checks import Checked, check_count, checked
 from gpuloader.sources.images import resampling
 from gpuloader.sources.images.decoding import Pixels, load_pillow
 from gpuloader.sources.images.image import FILTERS, Affine, Geometry, Step
-from gpuloader.sources.images.resampling import as_pillow, as_pixels
 
 if TYPE_CHECKING:
     from gpuloader.sources.images.annotations import Fields
@@ -107,10 +106,10 @@ def finish_plan(image: Any, plan: Plan) -> Pixels:
         if isinstance(step, Geometry):
             image = resampling.apply_geometry(image, step)
         elif isinstance(step, Affine):
-            image = step.transform(as_pillow(image), step.filter)
+            image = step.transform(resampling.as_pillow(image), step.filter)
         else:
-            image = apply_coloring(as_pillow(image), step)
-    return as_pixels(image)
+            image = apply_coloring(resampling.as_pillow(image), step)
+    return resampling.as_pixels(image)
 
 
 def apply_coloring(image: Any, coloring: Coloring) -> Any:
