@@ -27,7 +27,7 @@ from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
 from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
-from gpuloader.sources.describing import Source, by_chunks, check_alike, describe
+from gpuloader.sources.describing import InColumns, Source, by_chunks, check_alike, describe
 from gpuloader.sources.skipping import leaves_out
 from gpuloader.system.platforms import available_memory
 
@@ -99,7 +99,14 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     by_key = given is not None and not yields_numbers(given.given)
     # A collate_fn written for the framework's loader expects the samples exactly as the dataset returns them.
     by_rows = options.collate_fn is not None or options.batch_size is None
-    in_columns = not (framework.keeps_values and by_rows)
+    in_columns: InColumns = True
+    if framework.keeps_values and by_rows:
+        in_columns = False
+    # The framework's loader has none of these options, which are about columns.
+    elif framework.keeps_values and not (
+        options.pad or options.ragged or options.transforms or options.feed_list or options.decode
+    ):
+        in_columns = "as torch"
     source = describe(
         options.dataset, by_key=by_key, encoded=options.decode is not None, in_columns=in_columns
     )

@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -45,6 +45,8 @@ from gpuloader.system.iterators import refuse_read
 
 TakeBlock = Callable[[Sequence[int]], Block]
 """Reads the samples at several indices in columns."""
+
+InColumns = bool | Literal["as torch"]
 
 READ_ONCE = (
     "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
@@ -161,12 +163,15 @@ class Source:
         return f"dataset {'.'.join(map(str, numbers))} ({type(source.dataset).__name__})"
 
 
-def describe(value: Any, *, by_key: bool = False, encoded: bool = False, in_columns: bool = True) -> Source:
+def describe(
+    value: Any, *, by_key: bool = False, encoded: bool = False, in_columns: InColumns = True
+) -> Source:
     """Return what a loader reads if `value` is passed as its dataset; no sample is read.
 
     With `by_key`, the user's own sampler may yield the keys of a dict; the first index then tells whether the
     dict's values are samples or columns. `encoded` leaves the images of Hugging Face encoded. Without
-    `in_columns`, Hugging Face datasets are read by their own code.
+    `in_columns`, Hugging Face datasets are read by their own code; 'as torch' does so only where PyTorch's
+    loader would otherwise make other batches of them.
 
     Raises `TypeError` if the value is not a dataset, or if a PyTorch or Paddle dataset is composed of a
     `MixDataset`; `ReaderError` for a generator that has been read already; and the errors of `TableDataset`.
@@ -220,7 +225,12 @@ def by_chunks(source: Source) -> Source:
 
 
 def _describe(
-    dataset: Any, composed: Mapping[type, str], encoded: bool, *, adapts: bool = True, in_columns: bool = True
+    dataset: Any,
+    composed: Mapping[type, str],
+    encoded: bool,
+    *,
+    adapts: bool = True,
+    in_columns: InColumns = True,
 ) -> Source:
     """Describe a dataset and those in it; `adapts` allows replacing them by adapted ones."""
     kind = next(filter(composed.__contains__, type(dataset).__mro__), object)
@@ -272,7 +282,7 @@ def _find_many(dataset: Any, inner: Source | None) -> Many | None:
     return None if alone else getattr(dataset, "__getitems__", None)
 
 
-def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: bool) -> Any:
+def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: InColumns) -> Any:
     """Return a dataset for a data frame, an Arrow table, a dict of columns, or a dataset of Hugging Face."""
     if is_instance(value, "datasets", "DatasetDict", "IterableDatasetDict"):
         splits = list(value)

@@ -258,3 +258,59 @@ def test_rows_of_hugging_face(lib, options):
     for dataset in (rows, rows.with_format("torch", columns=["ids"]), rows.shuffle(seed=0)):
         expected = list(torch.utils.data.DataLoader(dataset, **options))
         assert describe(list(lib.DataLoader(dataset, **options))) == describe(expected)
+
+
+def hugging_face_rows():
+    """Columns of which every feature shows: widths, lists, text, structs, and lists within lists."""
+    datasets = pytest.importorskip("datasets")
+    value, sequence = datasets.Value, datasets.Sequence
+    columns = {
+        "small": (value("int8"), [1, 2, 3, 4]),
+        "half": (value("float32"), [0.1, 0.2, 0.3, 0.4]),
+        "even": (value("bool"), [False, True, False, True]),
+        "text": (value("string"), ["a", "bb", "", "d"]),
+        "kind": (datasets.ClassLabel(names=["cat", "dog"]), [0, 1, 1, 0]),
+        "mask": (sequence(value("int8")), [[1, 1], [1, 0], [0, 1], [0, 0]]),
+        "fixed": (sequence(value("float32"), length=2), [[0.1, 0.2]] * 4),
+        "matrix": (datasets.Array2D((1, 2), "float32"), [[[0.1, 0.2]]] * 4),
+        "empty": (sequence(value("int64")), [[]] * 4),
+        "words": (sequence(value("string")), [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]),
+        "boxes": (sequence(sequence(value("int32"))), [[[1, 2]], [[3, 4]], [[5, 6]], [[7, 8]]]),
+        "facts": ({"x": value("float32"), "l": sequence(value("int8"))}, [{"x": 0.1, "l": [1]}] * 4),
+    }
+    features = datasets.Features({name: feature for name, (feature, _) in columns.items()})
+    return datasets.Dataset.from_dict({name: given for name, (_, given) in columns.items()}, features)
+
+
+def compose(library, kind, part):
+    if kind == "subset":
+        return library.Subset(library.Subset(part, [3, 0, 2]), [2, 0])
+    if kind == "split":
+        return library.random_split(part, [2, 2], torch.Generator().manual_seed(0))[0]
+    if kind == "concatenated":
+        return library.ConcatDataset([part, part])
+    return part.to_iterable_dataset() if kind == "stream" else part
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("form", [None, "numpy", "torch"])
+@pytest.mark.parametrize("kind", ["rows", "subset", "split", "concatenated", "stream", "partly formatted"])
+def test_batches_of_hugging_face(lib, form, kind):
+    rows = hugging_face_rows()
+    # In the format "numpy", PyTorch refuses lists of text.
+    rows = rows.remove_columns(["words", "facts"]) if form == "numpy" else rows
+    for names in [*([name] for name in rows.column_names), rows.column_names]:
+        part = rows.select_columns(names).with_format(form)
+        if kind == "partly formatted":
+            part = rows.with_format(form, columns=names[:1], output_all_columns=True)
+        found = [
+            describe(list(one.DataLoader(compose(one, kind, part), 2))) for one in (lib, torch.utils.data)
+        ]
+        assert found[0] == found[1], names
+
+
+def test_workers_read_rows_of_hugging_face(lib):
+    rows = hugging_face_rows()
+    for dataset in (rows, rows.to_iterable_dataset(num_shards=2)):
+        found = [describe(list(one.DataLoader(dataset, 2, num_workers=2))) for one in (lib, torch.utils.data)]
+        assert found[0] == found[1]

@@ -127,6 +127,18 @@ def _name_family(kind: pa.DataType) -> str:
     return str(kind).removeprefix("large_").removesuffix("_view")
 
 
+def is_nested(kind: pa.DataType) -> bool:
+    """Return whether values of a type become dicts, or lists that are not rows of numbers.
+
+    >>> import pytest
+    >>> pa = pytest.importorskip("pyarrow")
+    >>> is_nested(pa.list_(pa.int8())), is_nested(pa.list_(pa.string()))
+    (False, True)
+    """
+    inner = kind.value_type if _is_list(kind) else _fixed_shape(kind)[1]
+    return not _is_number(inner) and kind.num_fields > 0
+
+
 def check_values(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:
     """Raise `DataFileError` if a column of numbers has a null, or a column of text is not valid UTF-8.
 

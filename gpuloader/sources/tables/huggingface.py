@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -17,17 +17,21 @@ from gpuloader.sources.block import Block, Column, Part, Rows, SampleFields, of_
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.dataset import IterableDataset
 from gpuloader.sources.frameworks import has_told_torch
-from gpuloader.sources.tables.arrow import check_nulls, column_of, columns_of
+from gpuloader.sources.tables.arrow import check_nulls, column_of, columns_of, is_nested
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 TABLES = ("arrow", "pandas", "polars")
 TENSORS = ("numpy", "torch", "tensorflow", "jax")
 
 
-def adapt_dataset(dataset: Any, in_columns: bool = True) -> Any:
+def adapt_dataset(dataset: Any, in_columns: bool | Literal["as torch"] = True) -> Any:
     """Return a `datasets.Dataset` in the form in which a loader reads it.
 
     That is a `HuggingFaceRows` if every column can be read as Arrow stores it. If a function transforms the
-    samples or images have to be decoded, Hugging Face's own code makes the samples.
+    samples or images have to be decoded, Hugging Face's own code makes the samples. 'as torch' also leaves
+    them to Hugging Face wherever PyTorch's loader would make other batches of them.
 
     Raises
     ------
@@ -37,8 +41,13 @@ def adapt_dataset(dataset: Any, in_columns: bool = True) -> Any:
     form = dataset.format
     if not in_columns:  # a collate_fn gets what the dataset itself returns
         return dataset
-    in_columns = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
-    if in_columns and hasattr(dataset, "_indices"):
+    lies = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
+    if in_columns == "as torch":
+        # The columns without the format come as Python objects.
+        is_whole = not form["output_all_columns"] or len(form["columns"]) == len(dataset.column_names)
+        schema = dataset.features.arrow_schema
+        lies = lies and is_whole and is_alike_in_torch(form["type"], map(schema.field, form["columns"]))
+    if lies and hasattr(dataset, "_indices"):
         return HuggingFaceRows(dataset)
     if form["type"] in TABLES:
         # In these formats a batch is a table, which Hugging Face does not split into samples.
@@ -58,6 +67,13 @@ def lies_in_columns(features: Mapping[str, Any], form: str | None, options: Mapp
     """Return whether all values can be read as Arrow stores them, without a transform or decoding."""
     known = form is None or form in TABLES or (form in TENSORS and not options)
     return known and not any(map(_decodes, features.values()))
+
+
+def is_alike_in_torch(form: str | None, columns: Iterable[pa.Field]) -> bool:
+    """Return whether PyTorch's loader makes the same batches of columns in a format, or none at all."""
+    # Without a format, a list of numbers becomes a list of tensors, and a number loses its stored width. In
+    # the format "numpy", text and numbers keep the types of NumPy. PyTorch's loader refuses other formats.
+    return form not in (None, "numpy") and not any(is_nested(column.type) for column in columns)
 
 
 class HuggingFaceRows(ColumnDataset):
@@ -147,12 +163,13 @@ def _decodes(feature: Any) -> bool:
 # Streams of Hugging Face, divided among workers and ranks.
 
 
-def adapt_stream(dataset: Any, in_columns: bool = True) -> HuggingFaceStream:
-    """Return a `datasets.IterableDataset` in the form in which a loader reads it."""
+def adapt_stream(dataset: Any, in_columns: bool | Literal["as torch"] = True) -> HuggingFaceStream:
+    """Return a `datasets.IterableDataset` in the form in which a loader reads it, as `adapt_dataset` does."""
     form, options = _format_of(dataset)
     features = dataset.features
     is_arrow = getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
-    if in_columns and is_arrow and features is not None and lies_in_columns(features, form, options):
+    lies = in_columns and is_arrow and features is not None and lies_in_columns(features, form, options)
+    if lies and (in_columns is True or is_alike_in_torch(form, features.arrow_schema)):
         return HuggingFaceTables(dataset)
     # In the formats for tables, a sample would be a table of one row.
     return HuggingFaceStream(dataset.with_format(None) if in_columns and form in TABLES else dataset)
