@@ -24,7 +24,8 @@ from gpuloader.foreign import has_own_class, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.worker_info import find_torch_rank
 from gpuloader.sources import dataset as datasets
-from gpuloader.sources.dataset import MapStyle, Readable, S, Subset
+from gpuloader.sources.dataset import MapStyle, Readable, S
+from gpuloader.sources.torch_classes import LikeTorchs, Subset
 
 try:
     from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -128,7 +129,7 @@ _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_wo
 _FIXED = dataset_loader.FIXED - _OPTIONS
 
 
-class DataLoader(dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
+class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
     """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
 
     Batches are PyTorch tensors in host memory, so a program that moves them to a device runs unchanged.
@@ -513,8 +514,6 @@ def random_split(
         import torch
 
         generator = torch.default_generator
-    from gpuloader.sources.torch_classes import Subset
-
     parts = datasets.random_split(dataset, lengths, generator, seed=seed, stratify=stratify)
     # Lists like PyTorch's: programs join them with `+`, or write them as JSON.
     return [Subset(dataset, part.indices.tolist()) for part in parts]

@@ -1,15 +1,17 @@
 """The classes of `gpuloader.torch`: PyTorch's samplers, and datasets derived from PyTorch's of the same name.
 
-So code that checks for PyTorch's ``TensorDataset`` gets the answer that it expects, and PyTorch's own loader
-reads these datasets. Importing this module imports PyTorch. If PyTorch is missing, the samplers and the base
-classes are this package's.
+So code that checks for a ``TensorDataset``, PyTorch's or this one, gets the answer that it expects, and
+PyTorch's own loader reads these datasets. Importing this module imports PyTorch. If PyTorch is missing, the
+samplers and the base classes are this package's.
 """
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gpuloader.foreign import find_classes
 from gpuloader.order import samplers
 from gpuloader.sources import dataset
 from gpuloader.sources.array_rows import check_index
@@ -36,7 +38,19 @@ except ImportError:
     _Chain = IterableDataset
 
 
-class _Summand:
+class LikeTorchs(ABC):  # noqa: B024 - nothing is abstract: the base is for its hook
+    """Makes `isinstance` accept objects of PyTorch's class of the same name, as libraries return them."""
+
+    @classmethod
+    def __subclasshook__(cls, kind: type) -> bool:
+        # Not for a user's subclass, whatever its name: PyTorch's objects are not of it.
+        is_ours = cls.__module__.startswith("gpuloader.")
+        theirs = find_classes(cls.__name__, modules=["torch.utils.data"])
+        # Not by `issubclass`: PyTorch's class would ask its subclasses, and so this one again.
+        return (is_ours and not set(theirs).isdisjoint(kind.__mro__)) or NotImplemented
+
+
+class _Summand(LikeTorchs):
     """Makes ``a + b`` one of the datasets below as well."""
 
     def __add__(self, other: MapStyle[Any]) -> ConcatDataset[Any]:
@@ -85,7 +99,7 @@ class Subset(_Summand, dataset.Subset[S], _Part):  # type: ignore[misc]
     _follows_torch = True
 
 
-class ChainDataset(dataset.ChainDataset[S], _Chain):  # type: ignore[misc]
+class ChainDataset(LikeTorchs, dataset.ChainDataset[S], _Chain):  # type: ignore[misc]
     """A `gpuloader.ChainDataset` that is also PyTorch's.
 
     Parameters are the same. As in PyTorch, there may be no datasets, and a dataset that is not iterable

@@ -77,6 +77,32 @@ def flat(loader):
         yield from batch if isinstance(batch, list) else [batch]
 
 
+def test_objects_of_pytorchs_classes_are_instances_of_ours():
+    mine = theirs.TensorDataset(torch.arange(6))
+    both = Squares() + Squares()
+    made = [theirs.DataLoader(mine), mine, theirs.Subset(mine, [1]), both, theirs.ChainDataset([])]
+    for one in made:
+        for name in ("DataLoader", "TensorDataset", "Subset", "ConcatDataset", "ChainDataset"):
+            ours, its = getattr(drop_in, name), getattr(theirs, name)
+            assert isinstance(one, ours) is isinstance(one, its), name
+            assert issubclass(type(one), ours) is issubclass(type(one), its), name
+            assert not isinstance(one, getattr(gpuloader, name)), name
+    nested, depth = theirs.Subset(drop_in.Subset(theirs.Subset(mine, [1, 2]), [0, 1]), [0]), 0
+    while isinstance(nested, drop_in.Subset):
+        nested, depth = nested.dataset, depth + 1
+    assert (nested, depth) == (mine, 3)
+
+
+def test_objects_of_pytorchs_classes_are_not_of_the_users_subclasses():
+    class Subset(drop_in.Subset):
+        pass
+
+    assert not isinstance(theirs.Subset([1], [0]), Subset)
+    assert isinstance(Subset([1], [0]), Subset)
+    assert issubclass(Subset, drop_in.Subset)
+    assert not isinstance(theirs.TensorDataset(torch.arange(6)), drop_in.Subset)
+
+
 def test_a_copy_of_the_batch_sampler():
     again = copy.deepcopy(drop_in.DataLoader(range(5), 2).batch_sampler)
     assert type(again) is drop_in.BatchSampler
