@@ -4,6 +4,7 @@ Replace ``from torch.utils.data import DataLoader`` with ``from gpuloader.torch 
 is imported when it is first needed. The samplers and the base classes ``Dataset`` and ``IterableDataset`` are
 PyTorch's own, and the loader and the datasets here derive from PyTorch's. Names that this package does not
 have, such as ``DistributedSampler`` and ``StackDataset``, can be imported from here too, and are PyTorch's.
+So can its submodules: ``gpuloader.torch.dataset`` has the names of ``torch.utils.data.dataset``.
 """
 
 if __name__ == "torch":
@@ -16,6 +17,7 @@ else:
 
     from gpuloader.system.imports import import_on_demand
 
+    __path__: list[str] = []  # makes Python look for submodules, which `system.imports` then makes
     _homes, __getattr__ = import_on_demand(__name__, __file__)
     # PyTorch's, and without it this package's.
     for _name in (
@@ -26,3 +28,8 @@ else:
     # Without PyTorch, a star import does without its names.
     _has_torch = sys.modules.get("torch") or find_spec("torch")
     __all__ = sorted(name for name, home in _homes.items() if _has_torch or home.startswith("gpuloader"))
+    # Star imports do not bring these, as in PyTorch.
+    for _name in (
+        "_utils", "datapipes", "dataloader", "dataset", "distributed", "graph", "graph_settings", "sampler",
+    ):  # fmt: skip
+        _homes[_name] = __name__

@@ -1,4 +1,4 @@
-"""How names of the package are found: on first use, and where earlier versions had them."""
+"""How names of the package are found: on first use, and where earlier versions or PyTorch have them."""
 
 from __future__ import annotations
 
@@ -91,14 +91,20 @@ _OLD_NAMES = {
 _MOVED = {old: new for new, names in _OLD_NAMES.items() for old in names.split()}
 _PACKAGES = {"base", "loader", "sources.pictures"}
 _ROOT = __name__.partition(".")[0] + "."
+_TORCH, _THEIRS = _ROOT + "torch.", "torch.utils.data."
 
 
 class _Finder:
-    """Finds and loads a module under its old name, after all other finders have failed."""
+    """Finds a module under its old name, or PyTorch's under ours, after all other finders have failed."""
 
     @staticmethod
     def find_spec(name: str, *_: object) -> ModuleSpec | None:
-        """Return how to import `name` if it is an old name."""
+        """Return how to import `name` if it is an old name, or a submodule of `gpuloader.torch`."""
+        if name.startswith(_TORCH):
+            from importlib.util import find_spec  # imported late: every program imports this module
+
+            found = find_spec(name.replace(_TORCH, _THEIRS))
+            return found and ModuleSpec(name, cast("Loader", _Finder), is_package=True)
         old = name.removeprefix(_ROOT)
         if old == name or not (old in _MOVED or old in _PACKAGES):
             return None
@@ -112,12 +118,18 @@ class _Finder:
 
     @staticmethod
     def exec_module(module: ModuleType) -> None:
-        """Replace the new, empty module by the one that has the code now."""
+        """Replace the new, empty module by the one that has the code now, or fill it with PyTorch's names."""
+        if module.__name__.startswith(_TORCH):
+            # A module of its own, because PyTorch's would have PyTorch's DataLoader.
+            ours = import_module(_TORCH.removesuffix("."))
+            for name, value in vars(import_module(module.__name__.replace(_TORCH, _THEIRS))).items():
+                vars(module).setdefault(name, getattr(ours, name) if name in ours.__all__ else value)
+            return
         new = _MOVED.get(module.__name__.removeprefix(_ROOT))
         if new is not None:
             sys.modules[module.__name__] = import_module(_ROOT + new)
 
 
 def find_moved_modules() -> None:
-    """Let old names be imported from now on."""
+    """Let old names, and submodules of `gpuloader.torch`, be imported from now on."""
     sys.meta_path.append(_Finder)

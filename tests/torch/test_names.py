@@ -1,6 +1,7 @@
 """The module gpuloader.torch: its names, and that it never stands in PyTorch's way."""
 
 import importlib.util
+import inspect
 import os
 import subprocess
 import sys
@@ -62,6 +63,54 @@ def test_every_name_of_torch_can_be_imported_and_most_are_pytorchs_own():
     assert [name for name in drop_in.__all__ if not hasattr(drop_in, name)] == []
     for name in [*BASES, *SAMPLERS, "SequentialSampler", "DistributedSampler", "StackDataset"]:
         assert getattr(drop_in, name) is getattr(theirs, name)
+
+
+@needs_torch
+def test_submodules_have_pytorchs_names_and_ours_where_there_are_any():
+    import gpuloader.torch._utils.collate as collate
+    import torch.utils.data as theirs
+    from torch.utils.data._utils.collate import default_collate_fn_map
+
+    modules = {name for name, value in vars(theirs).items() if inspect.ismodule(value)}
+    replaced = set()
+    for module in modules:
+        its = getattr(drop_in, module)
+        assert importlib.import_module(f"gpuloader.torch.{module}") is its
+        for name, value in vars(getattr(theirs, module)).items():
+            if name in drop_in.__all__:
+                assert getattr(its, name) is getattr(drop_in, name)
+                replaced |= {name} if getattr(its, name) is not value else set()
+            elif not inspect.ismodule(value) and not name.startswith("__"):
+                assert getattr(its, name) is value, (module, name)
+    kept = {"DataLoader", "TensorDataset", "Subset", "ConcatDataset", "ChainDataset", "random_split"}
+    assert replaced == kept | {"get_worker_info"}
+    assert collate.default_collate_fn_map is default_collate_fn_map
+    assert drop_in._utils.collate.default_collate is theirs.default_collate
+    assert not modules & set(drop_in.__all__)
+
+
+@needs_torch
+def test_submodules_are_imported_as_from_pytorch():
+    code = """
+        import gpuloader.torch as data
+        from gpuloader.torch.dataloader import DataLoader, default_collate
+        from gpuloader.torch.sampler import SubsetRandomSampler
+        from gpuloader.torch._utils.worker import get_worker_info
+        from gpuloader.torch import distributed
+        print(DataLoader is data.DataLoader, get_worker_info is data.get_worker_info, distributed.__name__)
+        for wrong in ("from gpuloader.torch import Nobody", "import gpuloader.torch.nobody"):
+            try:
+                exec(wrong)
+            except ImportError as error:
+                print(error)
+    """
+    done = run(textwrap.dedent(code))
+    expected = [
+        "True True gpuloader.torch.distributed",
+        f"cannot import name 'Nobody' from 'gpuloader.torch' ({PACKAGE / 'torch.py'})",
+        "No module named 'gpuloader.torch.nobody'",
+    ]
+    assert done.stdout.splitlines() == expected, done.stderr
 
 
 def test_without_pytorch_base_classes_are_those_of_the_package():
