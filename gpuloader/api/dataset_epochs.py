@@ -193,7 +193,13 @@ class DatasetEpochs(Epochs):
             # Only for a state: from one epoch to the next, the workers' copies continue by themselves.
             own = position.workers if position is self._resumed else {}
             request = partial(request, own=own, turn=position.batches % max(position.copies, 1))
-        plan: Plan = batching.plan(position.seed, position.epoch, position.base, position.torch_order)
+        drawn = None
+        if position.torch_order is not None:
+            # Where nothing reads ahead, each part is drawn when PyTorch's loader draws it.
+            is_ahead = self.workers.count or self._fetching.ahead or not self.delivery.has_host
+            live = not is_ahead and len(self.delivery.devices) == 1
+            drawn = position.torch_order.read(batching.torch_sampler, live=live)
+        plan: Plan = batching.plan(position.seed, position.epoch, position.base, drawn)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = plan._replace(order=InOrder(len(order)))  # positions in the order, which the devices hold
@@ -491,7 +497,8 @@ class DatasetEpochs(Epochs):
         seed = position.seed
         if seed is None:
             seed = self.draw_seed() if order is None and batching.is_seeded else 0
-        plan = batching.plan(seed, position.epoch, position.base, order)
+        drawn = None if order is None else order.read(batching.torch_sampler, live=True)
+        plan = batching.plan(seed, position.epoch, position.base, drawn)
         for number, indices in enumerate(plan.batches(position.batches // position.shards), 1):
             if order is not None:
                 order.draw_until(number * (batching.size or 1))

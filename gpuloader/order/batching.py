@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,8 +22,8 @@ from gpuloader.checks import check_count
 from gpuloader.errors import BadType, BadValue
 from gpuloader.foreign import find_classes, foreign_name
 from gpuloader.order.dividing import ALONE, Division, Sharding
-from gpuloader.order.order import InOrder, Mapped, Mixed, Order, as_indices, iterate
-from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan
+from gpuloader.order.order import IndexArray, InOrder, Mapped, Mixed, Order, as_indices
+from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, PartedPlan, Plan
 from gpuloader.order.samplers import (
     BatchSampler,
     BucketSampler,
@@ -39,7 +40,7 @@ from gpuloader.order.samplers import (
     make_sampler,
     walk,
 )
-from gpuloader.order.torch_order import TorchOrder, find_torch_sampler
+from gpuloader.order.torch_order import find_torch_sampler
 from gpuloader.order.worker_info import find_rank, find_torch_rank
 from gpuloader.system.iterators import refuse_read
 
@@ -528,20 +529,24 @@ class Batching(NamedTuple):
             left = self.count_samples() - position
             division.check_even(left, self.size or 1, drop_last=self.drop_last)
 
-    def plan(self, seed: int, epoch: int, base: int = 0, torch_order: TorchOrder | None = None) -> Plan:
+    def plan(self, seed: int, epoch: int, base: int = 0, drawn: Iterator[IndexArray] | None = None) -> Plan:
         """Return the plan of an epoch of a map-style dataset, with `base` samples before its batch 0.
 
-        `torch_order` is what `torch_sampler` has drawn for the epoch.
+        What `torch_sampler` has `drawn` for the epoch may come in parts.
         """
         order, size, division = self.order(seed, epoch), self.size or 1, self.division
-        if torch_order is not None:
-            order = torch_order.replay(self.torch_sampler)
+        if drawn is not None:
+            first = next(drawn)
+            parts = chain((first,), drawn)
             outer: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
             if outer is not self.torch_sampler:  # a batch sampler, which groups what was drawn
                 outer = copy.copy(outer)
-                outer.sampler = list(iterate(order))
+                outer.sampler = chain.from_iterable(part.tolist() for part in parts)
                 grouped = (size, self.drop_last, base) if self.sampler is not None else ()
                 return GroupedPlan(outer, *grouped)
+            if len(first) < len(outer):  # may be more than fits into memory
+                return PartedPlan(parts, size, self.drop_last, base)
+            order = Mapped(InOrder(len(first)), first)
         if order is not None:
             return OrderedPlan(order, size, self.drop_last, division or ALONE, base)
         if self.sampler is None:

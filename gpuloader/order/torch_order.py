@@ -9,6 +9,7 @@ generators.
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import sys
 from collections.abc import Iterator
@@ -18,13 +19,15 @@ import numpy as np
 
 from gpuloader.errors import BadValue
 from gpuloader.foreign import foreign_name, is_instance
-from gpuloader.order.order import IndexArray, InOrder, Mapped, Order
+from gpuloader.order.order import IndexArray
+from gpuloader.system.iterators import group
 
 Origin = int | str
 """What an order was drawn from: the seed that a sampler drew, or a generator's state before it drew."""
 
 _RANDOM = ("RandomSampler", "WeightedRandomSampler", "SubsetRandomSampler")
 _AT_ONCE = 32  # indices that a RandomSampler with replacement draws at a time
+_TOGETHER = 128  # such draws to replay in one go, which takes half a millisecond
 
 
 def find_torch_sampler(sampler: Any) -> Any:
@@ -49,8 +52,9 @@ class TorchOrder:
 
     def __init__(self, origin: Origin) -> None:
         self.origin = origin
-        self._order: Order | None = None
-        # What the sampler has yet to draw from a generator of the user's, and the indices drawn so far.
+        # What the sampler drew first from a generator of the user's, until it is read; what it has yet to
+        # draw from it, and the indices drawn so far.
+        self._first: IndexArray | None = None
         self._later: Iterator[IndexArray] = iter(())
         self._reached: float = math.inf
 
@@ -63,27 +67,38 @@ class TorchOrder:
             return cls(int(torch.empty((), dtype=torch.int64).random_()))
         generator = torch.default_generator if sampler.generator is None else sampler.generator
         drawn = cls(str(generator.get_state().numpy().tobytes().hex()))
-        drawn._later = _draw(sampler, generator)
-        first = next(drawn._later)
-        drawn._reached = len(first)
-        if len(first) < len(sampler):
-            return drawn  # the generator draws the rest when the loop gets there
-        drawn._order = Mapped(InOrder(len(sampler)), first)
+        drawn._begin(sampler, generator)
         return drawn
 
-    def replay(self, sampler: Any) -> Order:
-        """Return the order; raise `ValueError` if the state that it comes from is damaged."""
-        if self._order is None:
+    def read(self, sampler: Any, *, live: bool) -> Iterator[IndexArray]:
+        """Yield the order in the parts that PyTorch's sampler draws, each when it is needed.
+
+        A `live` reader gets what the user's generator draws then, even if the program has drawn from it as
+        well. Any other, and a second one, gets what it would have drawn without the program. Raises
+        `ValueError` if the state that the order comes from is damaged.
+        """
+        first, self._first = self._first, None
+        if first is not None and len(first) == len(sampler):
+            return iter((first,))  # what follows is not part of the order
+        if first is None or not live:
             torch: Any = sys.modules["torch"]
             device = "cpu" if sampler.generator is None else sampler.generator.device
-            indices = [*_draw(sampler, self._rewind(torch.Generator(device)))]
-            self._order = Mapped(InOrder(len(sampler)), np.concatenate(indices))
-        return self._order
+            parts = _draw(sampler, self._rewind(torch.Generator(device)))
+            # Between the batches, PyTorch's function takes twice as long.
+            together = _TOGETHER if getattr(sampler, "replacement", False) else 1
+            return map(np.concatenate, group(parts, together, drop_last=False))
+        later, self._later, self._reached = self._later, iter(()), math.inf
+        return itertools.chain((first,), later)
 
     def resume(self, sampler: Any) -> None:
         """Leave the sampler's generator as the first drawing did, for the epochs that follow."""
         if isinstance(self.origin, str):  # otherwise it was not drawn from a generator of the user's
-            self._later, self._reached = _draw(sampler, self._rewind(sampler.generator)), 0
+            self._begin(sampler, self._rewind(sampler.generator))
+
+    def _begin(self, sampler: Any, generator: Any) -> None:
+        self._later = _draw(sampler, generator)
+        self._first = next(self._later)
+        self._reached = len(self._first)
 
     def draw_until(self, position: float) -> None:
         """Draw from the user's generator what PyTorch's sampler draws for the first `position` indices.
@@ -117,9 +132,9 @@ def _draw(sampler: Any, generator: Any) -> Iterator[IndexArray]:
     count, wanted, device = len(sampler.data_source), len(sampler), generator.device
     if sampler.replacement:
         # The last part is drawn even if it is empty, and so is the last permutation below.
-        for size in (*[_AT_ONCE] * (wanted // _AT_ONCE), wanted % _AT_ONCE):
+        for size in itertools.chain(itertools.repeat(_AT_ONCE, wanted // _AT_ONCE), (wanted % _AT_ONCE,)):
             part = torch.randint(count, (size,), dtype=torch.int64, generator=generator, device=device)
             yield part.cpu().numpy()
         return
-    for size in (*[count] * (wanted // count), wanted % count):
+    for size in itertools.chain(itertools.repeat(count, wanted // count), (wanted % count,)):
         yield torch.randperm(count, generator=generator, device=device).cpu().numpy()[:size]

@@ -110,6 +110,45 @@ def test_where_the_programs_own_generator_stands(name, steps, workers):
     assert stands(ours) == stands(theirs)
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name.endswith("generator")])
+def test_a_program_that_draws_from_the_samplers_generator_in_its_loop(name):
+    def draws(lib):
+        loader, found = make(lib, name), []
+        sampler = loader.batch_sampler.sampler if "batch" in name else loader.sampler
+        generator = getattr(sampler, "sampler", sampler).generator
+        for _ in range(2):
+            for batch in loader:
+                found += [plain(batch), torch.rand(1, generator=generator).item()]
+        return found
+
+    assert draws(ours) == draws(theirs)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("wrap", [False, True], ids=["sampler", "batch sampler"])
+@pytest.mark.parametrize("generator", [lambda: None, seeded], ids=["no generator", "generator"])
+def test_an_epoch_without_end(generator, wrap, workers):
+    """Its indices would take 80 GB, so they are drawn as the loop needs them, also when it resumes."""
+
+    def make_endless(lib):
+        torch.manual_seed(7)
+        sampler = RandomSampler(DATA, True, 10**10, generator())
+        if wrap:
+            return lib.DataLoader(DATA, batch_sampler=BatchSampler(sampler, 5, False), num_workers=workers)
+        return lib.DataLoader(DATA, 5, sampler=sampler, num_workers=workers)
+
+    loader = make_endless(ours)
+    epoch = iter(loader)
+    taken = [plain(next(epoch)) for _ in range(20)]
+    judge = iter(make_endless(theirs))
+    assert taken == [plain(next(judge)) for _ in range(20)]
+    again = make_endless(ours)
+    again.load_state_dict(loader.state_dict())
+    resumed = iter(again)
+    assert [plain(next(resumed)) for _ in range(20)] == [plain(next(judge)) for _ in range(20)]
+    assert len(again) == len(make_endless(theirs))
+
+
 def test_an_iterator_draws_its_seed_when_it_is_made():
     def run(lib):
         torch.manual_seed(7)
