@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic
 
 from gpuloader.api.dataset_epochs import DatasetEpochs
+from gpuloader.api.epochs import Opened
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
@@ -425,12 +426,13 @@ class DataLoader(Measured, Generic[S]):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        return Iteration(partial(self._begin, self._epochs.draw_ahead()), self._epochs.count_steps)
+        ahead, opened = self._epochs.draw_ahead(may_open=self._cache is None)
+        return Iteration(partial(self._begin, ahead, opened), self._epochs.count_steps)
 
-    def _begin(self, ahead: Position | None) -> Iteration:
+    def _begin(self, ahead: Position | None, opened: Opened | None) -> Iteration:
         if self._cache is not None:
             self._fill_cache()
-        return self._epochs.begin(ahead)
+        return self._epochs.begin(ahead, opened)
 
     def warm_up(self) -> None:
         """Prepare the first batch of the next loop now, so that the loop starts immediately.

@@ -110,10 +110,11 @@ def test_where_the_programs_own_generator_stands(name, steps, workers):
     assert stands(ours) == stands(theirs)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name.endswith("generator")])
-def test_a_program_that_draws_from_the_samplers_generator_in_its_loop(name):
+def test_a_program_that_draws_from_the_samplers_generator_in_its_loop(name, workers):
     def draws(lib):
-        loader, found = make(lib, name), []
+        loader, found = make(lib, name, num_workers=workers), []
         sampler = loader.batch_sampler.sampler if "batch" in name else loader.sampler
         generator = getattr(sampler, "sampler", sampler).generator
         for _ in range(2):
@@ -122,6 +123,45 @@ def test_a_program_that_draws_from_the_samplers_generator_in_its_loop(name):
         return found
 
     assert draws(ours) == draws(theirs)
+
+
+class Asked:
+    """A sampler, or a batch sampler, of the user's own, which draws when it is asked."""
+
+    def __init__(self, batch_size=None):
+        self.batch_size = batch_size
+        self.count = 0
+
+    def __len__(self):
+        return 30 if self.batch_size is None else 6
+
+    def __iter__(self):
+        for _ in range(len(self)):
+            self.count += 1
+            drawn = torch.randint(23, (self.batch_size or 1,)).tolist()
+            yield drawn[0] if self.batch_size is None else drawn
+
+
+@pytest.mark.parametrize("grouped", [False, True], ids=["sampler", "batch sampler"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_when_a_sampler_of_the_users_own_is_asked(workers, grouped, persistent):
+    """Workers have their first indices when the iterator is made, whether or not it is used."""
+
+    def find(lib):
+        torch.manual_seed(7)
+        sampler = Asked(5 if grouped else None)
+        options = {"batch_sampler": sampler} if grouped else {"batch_size": 5, "sampler": sampler}
+        loader = lib.DataLoader(DATA, num_workers=workers, **options, **(persistent if workers else {}))
+        found = []
+        for steps in (None, 0, 2, None):
+            iterator = iter(loader)
+            found.append(sampler.count)
+            for batch in itertools.islice(iterator, steps):
+                found += [plain(batch), sampler.count, torch.rand(1).item()]
+            del iterator
+        return found
+
+    assert find(ours) == find(theirs)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -440,13 +440,17 @@ class ProcessWorkers:
             self._has_looked = True
             self._hear(0)  # notices workers that died since the last epoch
         try:
-            self._hand_out()
-            return self.window.deliver()
+            self.hand_out()
+            staged = self.window.deliver()
+            if staged is not None:
+                self.hand_out()  # now, not with the next request: the worker begins while the user computes
+            return staged
         except KeyboardInterrupt:  # perhaps in the middle of a message
             self._broken = True
             raise
 
-    def _hand_out(self) -> None:
+    def hand_out(self) -> None:
+        """Give tasks to the workers that are free."""
         while (worker := self._next_worker()) is not None:
             job = self.window.next_job()
             if job is None:
@@ -643,7 +647,7 @@ class ProcessWorkers:
             while not self._broken and monotonic() < deadline:
                 window.drop(unfinished=False)
                 window.ahead = len(window.jobs) + max(asked - self._sent, 0)
-                self._hand_out()
+                self.hand_out()
                 if not any(worker.jobs for worker in self.pool.workers):
                     return
                 self._hear(max(deadline - monotonic(), 0) * 1000)
