@@ -255,13 +255,14 @@ class DatasetEpochs(Epochs):
         except ValueError:
             return None, None  # the first step raises this again
         ahead, opened = Position(self.draw_seed(), self._next), None
-        if may_open and self.delivery.has_host and self._fetching.starts_early:
+        # What ranks agree on waits until the epoch's number is known.
+        draws = self.workers.count and not self._agrees(batching)
+        if draws and may_open and self.delivery.has_host and self._fetching.starts_early:
             # The workers ask the sampler for indices now; it may draw them from a generator of the program's.
             opened = self.open_early(ahead)
             opened[1].hand_out()
             ahead.torch_order = opened[0].torch_order
-        elif self.workers.count and not self._agrees(batching):
-            # What ranks agree on waits until the epoch's number is known.
+        elif draws:
             ahead.torch_order = self._draw_order(self._next, batching)
             if ahead.torch_order is not None:
                 ahead.torch_order.draw_until(self._count_asked(ahead, batching))

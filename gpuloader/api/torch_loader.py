@@ -312,7 +312,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         return super().__len__()
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the next epoch, which begins when its first step is requested."""
+        """Return an iterator over the next epoch, whose worker processes start now."""
         self._follow()
         return self._get_iterator()
 
