@@ -136,7 +136,7 @@ def yields_numbers(sampler: Any) -> bool:
     if name in (*_OF_INDICES, *_OF_DRAWN_INDICES):
         return True
     if name in ("BatchSampler", "SubsetRandomSampler"):
-        return yields_numbers(getattr(sampler, "sampler", None) or sampler.indices)
+        return yields_numbers(sampler.sampler if name == "BatchSampler" else sampler.indices)
     if not (hasattr(sampler, "__getitem__") and hasattr(sampler, "__len__") and len(sampler)):
         return False
     # Only for a sequence: looking at the first index of an iterator would take it away from the epoch.

@@ -39,6 +39,7 @@ OPTIONS = {
     "generator": lambda: {**SHUFFLED, "generator": seeded()},
     **{name: lambda make=make: {"batch_size": 4, "sampler": make()} for name, make in SAMPLERS.items()},
     "batch sampler": lambda: {"batch_sampler": grouped("random")},
+    "batch sampler, array": lambda: {"batch_sampler": BatchSampler(np.arange(22, -1, -1), 5, False)},
     "batch sampler, generator": lambda: {"batch_sampler": grouped("random, generator")},
     # Each index is a list, and the dataset reads a whole batch.
     "lists": lambda: {"batch_size": None, "sampler": grouped("random")},
