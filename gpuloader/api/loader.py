@@ -57,14 +57,16 @@ class UpcomingBatches(BatchSampler):
         self, sampler: Iterable[Any], batch_size: int, drop_last: bool, epochs: DatasetEpochs
     ) -> None:
         super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
-        self._epochs = epochs
-        self._counts = False
+        self.lead_to(epochs)
 
     def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
         """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
-        self._epochs, self._counts = epochs, counts
+        self._epochs, self._counts, self._own = epochs, counts, self.sampler
 
     def __iter__(self) -> Iterator[list[int]]:
+        if self.sampler is not self._own:  # replaced, as by Accelerate, and no epoch knows it yet
+            yield from super().__iter__()
+            return
         epoch = self._epochs.next_epoch
         yield from self._epochs.list_batches()
         if self._counts:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -30,16 +31,14 @@ from gpuloader.sources.torch_classes import LikeTorchs, Subset
 try:
     from torch.utils.data import BatchSampler as TorchBatchSampler
     from torch.utils.data import DataLoader as TorchLoader
-    from torch.utils.data import SequentialSampler, default_collate, default_convert
+    from torch.utils.data import RandomSampler, SequentialSampler, default_collate, default_convert
     from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 except ImportError:
-    TorchBatchSampler = TorchLoader = SequentialSampler = _DatasetKind = _InfiniteConstantSampler = object
-    default_collate = default_convert = object
+    TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
+    _DatasetKind = _InfiniteConstantSampler = default_collate = default_convert = object
 
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
-    from torch.utils.data import RandomSampler, SequentialSampler
-
     return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
 
 
@@ -341,13 +340,16 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             from accelerate.state import PartialState  # certainly installed: only Accelerate asks
 
             state = PartialState()
-            alone = state.num_processes == 1
-            placed = state.device.type in ("cpu", "cuda")
-            divided = self._epochs.plan.batching.is_divided
+            alone, options = state.num_processes == 1, self._options
+            placed = state.device.type in ("cpu", "cuda") and not options.static
+            divides = options.shard is not None and (alone or self._epochs.plan.batching.is_divided)
             # What we cannot divide or place, Accelerate can, with a PyTorch loader made from this one.
-            if self._options.static or not placed or not (alone or divided):
+            if not (placed and divides):
                 return False
-            if not alone and self._options.seed is None:
+            # On one process, Accelerate's order differs with its option `use_seedable_sampler`, which only
+            # the Trainer of Transformers sets by itself.
+            reseeds = "transformers.trainer" in sys.modules and isinstance(self.sampler, RandomSampler)
+            if options.seed is None and (reseeds or not alone):
                 warn(_OWN_ORDER, UserWarning, 1)
             if state.device.type != "cpu":
                 self._reopen({"places": state.device})
@@ -435,9 +437,10 @@ def _name_options() -> inspect.Signature:
 
 
 _OWN_ORDER = (
-    "on several processes this loader divides the data itself, in an order different from Accelerate's. For "
-    "the batches and losses of PyTorch's loader under Accelerate, pass shard=None to DataLoader: Accelerate "
-    "then reads with a PyTorch loader. To keep this loader and its order without this warning, pass a seed"
+    "Accelerate's loaders have another order than this one: they divide the data themselves on several "
+    "processes, and shuffle by a seed in the Trainer of Transformers. For the batches and losses that "
+    "PyTorch's loader has under Accelerate, pass shard=None to DataLoader: Accelerate then reads with a "
+    "PyTorch loader. To keep this loader and its order without this warning, pass a seed"
 )
 
 

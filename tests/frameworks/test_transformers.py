@@ -1,5 +1,6 @@
 """The Trainer of Hugging Face's Transformers, on two processes: what it reads and resumes."""
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,11 @@ from tests.launching import written
 from tests.loading import load
 
 pytest.importorskip("transformers")
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils import data as theirs
+
+from gpuloader import torch as ours
 
 pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
@@ -49,3 +55,19 @@ def test_prefetch_reads_what_its_own_loaders_give(seen, rank):
     assert seen["prefetched"][rank] == seen["theirs"][rank]
     assert seen["prefetched"][rank]["train"][0] == [*range(4 * rank, 4 * rank + 4)]
     assert len(seen["prefetched"][rank]["evaluate"]) == 4
+
+
+def test_one_process_hears_how_to_get_the_order_of_the_trainer():
+    """The Trainer lets Accelerate shuffle by a seed, with an option that no loader is told of."""
+    pytest.importorskip("transformers.trainer")
+    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
+    found, heard = [], []
+    for lib, options in ((theirs, {}), (ours, {"shard": None}), (ours, {"seed": 1}), (ours, {})):
+        loader = lib.DataLoader(range(8), 4, shuffle=True, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            prepared = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
+        heard.append([one for one in caught if "pass shard=None" in str(one.message)])
+        found.append([batch.tolist() for batch in prepared])
+    assert found[1] == found[0]
+    assert list(map(len, heard)) == [0, 0, 0, 1]
