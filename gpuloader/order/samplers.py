@@ -751,9 +751,10 @@ def _as_lengths(lengths: Any) -> NDArray[Any]:
 
 def walk(sampler: Iterable[T]) -> Iterator[T]:
     """Yield what a sampler yields."""
+    closed = QueueClosed  # an iterator that is left until Python ends outlives the names of this module
     try:
         yield from open_sampler(sampler)
-    except QueueClosed as error:  # would silently end the epoch
+    except closed as error:  # would silently end the epoch
         raise LoaderError(f"the sampler or batch sampler raised {describe_error(error)}") from error
 
 
