@@ -190,6 +190,8 @@ class Iteration(Iterator[Any]):
                 self._guard.end()
             epoch.close()
 
+    _shutdown_workers = close  # PyTorch's name, which programs call to stop workers early
+
 
 def _refuse_to_begin() -> Iteration:
     # Waiting for the lock would hang: this thread holds it.
