@@ -27,7 +27,7 @@ from gpuloader.order.order import InOrder
 from gpuloader.order.randomness import draw_seed
 from gpuloader.order.samplers import make_sampler
 from gpuloader.order.worker_info import find_local_rank
-from gpuloader.sources.describing import InColumns, Source, by_chunks, check_alike, describe
+from gpuloader.sources.describing import Source, by_chunks, check_alike, describe
 from gpuloader.sources.skipping import leaves_out
 from gpuloader.system.platforms import available_memory
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpuloader.batches.image_samples import ImageStage
     from gpuloader.devices.base import Device
     from gpuloader.sources.images.annotations import Annotation
+    from gpuloader.sources.tables.huggingface import Reads
     from gpuloader.transforms.program import Programmer
 
 
@@ -99,17 +100,15 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
     by_key = given is not None and not yields_numbers(given.given)
     # A collate_fn written for the framework's loader expects the samples exactly as the dataset returns them.
     by_rows = options.collate_fn is not None or options.batch_size is None
-    in_columns: InColumns = True
+    reads: Reads = "columns"
     if framework.keeps_values and by_rows:
-        in_columns = False
+        reads = "rows"
     # The framework's loader has none of these options, which are about columns.
     elif framework.keeps_values and not (
         options.pad or options.ragged or options.transforms or options.feed_list or options.decode
     ):
-        in_columns = "as torch"
-    source = describe(
-        options.dataset, by_key=by_key, encoded=options.decode is not None, in_columns=in_columns
-    )
+        reads = "as torch"
+    source = describe(options.dataset, by_key=by_key, encoded=options.decode is not None, reads=reads)
     in_chunks = options.shuffle == CHUNKS
     if in_chunks:  # a cache is filled in order, from the dataset itself
         chunks = by_chunks(source)

@@ -100,7 +100,7 @@ def write_shards(
     limits = {"format": format, "size": check_count("size", size), "rows": rows and check_count("rows", rows)}
     if format == "parquet":
         import_package("pyarrow", "writing Parquet files", "parquet")
-    source = describe(dataset, encoded=True, in_columns=False)
+    source = describe(dataset, encoded=True, reads="rows")
     convert, shard_kind = _SHARDS[format]
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

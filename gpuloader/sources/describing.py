@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,10 +43,11 @@ from gpuloader.sources.dataset import (
 from gpuloader.sources.mix import MixedStreams
 from gpuloader.system.iterators import refuse_read
 
+if TYPE_CHECKING:
+    from gpuloader.sources.tables.huggingface import Reads
+
 TakeBlock = Callable[[Sequence[int]], Block]
 """Reads the samples at several indices in columns."""
-
-InColumns = bool | Literal["as torch"]
 
 READ_ONCE = (
     "pass a generator function to DataLoader.from_generator, or an object whose __iter__ makes a new iterator"
@@ -163,15 +164,12 @@ class Source:
         return f"dataset {'.'.join(map(str, numbers))} ({type(source.dataset).__name__})"
 
 
-def describe(
-    value: Any, *, by_key: bool = False, encoded: bool = False, in_columns: InColumns = True
-) -> Source:
+def describe(value: Any, *, by_key: bool = False, encoded: bool = False, reads: Reads = "columns") -> Source:
     """Return what a loader reads if `value` is passed as its dataset; no sample is read.
 
     With `by_key`, the user's own sampler may yield the keys of a dict; the first index then tells whether the
-    dict's values are samples or columns. `encoded` leaves the images of Hugging Face encoded. Without
-    `in_columns`, Hugging Face datasets are read by their own code; 'as torch' does so only where PyTorch's
-    loader would otherwise make other batches of them.
+    dict's values are samples or columns. `encoded` leaves the images of Hugging Face encoded, and `reads`
+    says how its datasets are read.
 
     Raises `TypeError` if the value is not a dataset, or if a PyTorch or Paddle dataset is composed of a
     `MixDataset`; `ReaderError` for a generator that has been read already; and the errors of `TableDataset`.
@@ -184,7 +182,7 @@ def describe(
     composed = dict(_COMPOSED)
     for name, how in _FOREIGN.items():
         composed.update(dict.fromkeys(find_classes(name), how))
-    source = _describe(_adapt(value, by_key, encoded, in_columns), composed, encoded, in_columns=in_columns)
+    source = _describe(_adapt(value, by_key, encoded, reads), composed, encoded, reads=reads)
     dataset = source.dataset
     if is_iterable(dataset):
         chained: tuple[Source, ...] = ()
@@ -230,7 +228,7 @@ def _describe(
     encoded: bool,
     *,
     adapts: bool = True,
-    in_columns: InColumns = True,
+    reads: Reads = "columns",
 ) -> Source:
     """Describe a dataset and those in it; `adapts` allows replacing them by adapted ones."""
     kind = next(filter(composed.__contains__, type(dataset).__mro__), object)
@@ -249,8 +247,8 @@ def _describe(
         reader = f"a {type(dataset).__name__}"
         refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
         # By key, because the composed dataset asks for the samples; it reads a dict by its keys.
-        adapted = _adapt(one, True, encoded, in_columns) if adapts and not isinstance(one, Mapping) else one
-        part = _describe(adapted, composed, encoded, adapts=adapts, in_columns=in_columns)
+        adapted = _adapt(one, True, encoded, reads) if adapts and not isinstance(one, Mapping) else one
+        part = _describe(adapted, composed, encoded, adapts=adapts, reads=reads)
         parts.append(part)
         holds_images = holds_images or (part.holds_images and not overrides)
     if adapts and any(part.dataset is not one for part, one in zip(parts, inside, strict=True)):
@@ -282,7 +280,7 @@ def _find_many(dataset: Any, inner: Source | None) -> Many | None:
     return None if alone else getattr(dataset, "__getitems__", None)
 
 
-def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: InColumns) -> Any:
+def _adapt(value: Any, by_key: bool, encoded: bool, reads: Reads) -> Any:
     """Return a dataset for a data frame, an Arrow table, a dict of columns, or a dataset of Hugging Face."""
     if is_instance(value, "datasets", "DatasetDict", "IterableDatasetDict"):
         splits = list(value)
@@ -293,7 +291,7 @@ def _adapt(value: Any, by_key: bool, encoded: bool, in_columns: InColumns) -> An
         from gpuloader.sources.tables.huggingface import adapt_dataset, adapt_stream, keep_encoded
 
         value = keep_encoded(value) if encoded else value
-        return adapt_stream(value, in_columns) if streams else adapt_dataset(value, in_columns)
+        return adapt_stream(value, reads) if streams else adapt_dataset(value, reads)
     found = name_table(value)
     if found == SERIES:
         return value if by_key else value.array  # an array is read by position, not by label
@@ -322,7 +320,7 @@ class KeysOrRows:
         if isinstance(index, str) or not hasattr(index, "__index__"):
             return self._entries[index]
         if self._table is None:
-            self._table = _adapt(self._entries, by_key=False, encoded=False, in_columns=True)
+            self._table = _adapt(self._entries, by_key=False, encoded=False, reads="columns")
         return self._table[index]
 
     def __len__(self) -> int:

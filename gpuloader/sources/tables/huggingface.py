@@ -26,12 +26,16 @@ TABLES = ("arrow", "pandas", "polars")
 TENSORS = ("numpy", "torch", "tensorflow", "jax")
 
 
-def adapt_dataset(dataset: Any, in_columns: bool | Literal["as torch"] = True) -> Any:
+Reads = Literal["columns", "rows", "as torch"]
+"""How such datasets are read: 'as torch' in columns if PyTorch's loader makes the same batches of them."""
+
+
+def adapt_dataset(dataset: Any, reads: Reads = "columns") -> Any:
     """Return a `datasets.Dataset` in the form in which a loader reads it.
 
     That is a `HuggingFaceRows` if every column can be read as Arrow stores it. If a function transforms the
-    samples or images have to be decoded, Hugging Face's own code makes the samples. 'as torch' also leaves
-    them to Hugging Face wherever PyTorch's loader would make other batches of them.
+    samples or images have to be decoded, Hugging Face's own code makes the samples. It also does if they are
+    read 'as torch' and PyTorch's loader would make other batches of the columns.
 
     Raises
     ------
@@ -39,10 +43,10 @@ def adapt_dataset(dataset: Any, in_columns: bool | Literal["as torch"] = True) -
         A column of numbers has a null; the message names the column.
     """
     form = dataset.format
-    if not in_columns:  # a collate_fn gets what the dataset itself returns
+    if reads == "rows":  # a collate_fn gets what the dataset itself returns
         return dataset
     lies = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
-    if in_columns == "as torch":
+    if reads == "as torch":
         # The columns without the format come as Python objects.
         is_whole = not form["output_all_columns"] or len(form["columns"]) == len(dataset.column_names)
         schema = dataset.features.arrow_schema
@@ -163,16 +167,18 @@ def _decodes(feature: Any) -> bool:
 # Streams of Hugging Face, divided among workers and ranks.
 
 
-def adapt_stream(dataset: Any, in_columns: bool | Literal["as torch"] = True) -> HuggingFaceStream:
+def adapt_stream(dataset: Any, reads: Reads = "columns") -> HuggingFaceStream:
     """Return a `datasets.IterableDataset` in the form in which a loader reads it, as `adapt_dataset` does."""
+    if reads == "rows":
+        return HuggingFaceStream(dataset)
     form, options = _format_of(dataset)
     features = dataset.features
     is_arrow = getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
-    lies = in_columns and is_arrow and features is not None and lies_in_columns(features, form, options)
-    if lies and (in_columns is True or is_alike_in_torch(form, features.arrow_schema)):
+    lies = is_arrow and features is not None and lies_in_columns(features, form, options)
+    if lies and (reads == "columns" or is_alike_in_torch(form, features.arrow_schema)):
         return HuggingFaceTables(dataset)
     # In the formats for tables, a sample would be a table of one row.
-    return HuggingFaceStream(dataset.with_format(None) if in_columns and form in TABLES else dataset)
+    return HuggingFaceStream(dataset.with_format(None) if form in TABLES else dataset)
 
 
 class HuggingFaceStream(IterableDataset[Any]):
