@@ -32,18 +32,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.errors import QueueClosed, StagingMemoryError
+from gpuloader.system import platforms
 from gpuloader.system.cores import Cores, call_near
 from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once, once
-from gpuloader.system.platforms import (
-    can_share_memory,
-    check_memory,
-    has_memory_files,
-    map_memory,
-    open_memory_file,
-    prefault,
-    reserve,
-    seal,
-)
 
 # Where the fields of a batch lie.
 
@@ -204,19 +195,23 @@ class Arena:
     def _map(self, nbytes: int, locked: bool, shared: bool) -> mmap.mmap:
         # Memory for the CPU alone is private and anonymous, because Linux uses huge pages only there. Writing
         # 10 MB batches then takes a sixth less time, and no file descriptor stays open.
-        if not can_share_memory() or not (shared or locked):
-            return map_memory(nbytes, stays=False)
+        if not platforms.can_share_memory() or not (shared or locked):
+            return platforms.map_memory(nbytes, stays=False)
         # Memory that a device copies from must be shared with forked children: a private page would move when
         # it is written after a fork, away from the address that the device reads.
-        if not shared and not has_memory_files():
-            return map_memory(nbytes, stays=True)
+        if not shared and not platforms.has_memory_files():
+            return platforms.map_memory(nbytes, stays=True)
         # A memory file has no name, so a crash leaves nothing behind.
-        self.descriptor = open_memory_file("gpuloader-arena")
+        self.descriptor = platforms.open_memory_file("gpuloader-arena")
         self._end = once(self._end, closing_once(self.descriptor))
-        reserve(self.descriptor, nbytes)  # before the first write: a shortage is then an error, not SIGBUS
-        seal(self.descriptor, writable=True)  # a worker that shrinks the file would crash every other process
+        platforms.reserve(
+            self.descriptor, nbytes
+        )  # before the first write: a shortage is then an error, not SIGBUS
+        platforms.seal(
+            self.descriptor, writable=True
+        )  # a worker that shrinks the file would crash every other process
         mapping = mmap.mmap(self.descriptor, nbytes)
-        prefault(mapping)  # staging never waits for new pages
+        platforms.prefault(mapping)  # staging never waits for new pages
         return mapping
 
     def _page_lock(self, locker: PageLocker) -> None:
@@ -255,7 +250,7 @@ def _shortage(nbytes: int, reason: str) -> str:
     )
 
 
-check_available = partial(check_memory, shortage=_shortage)
+check_available = partial(platforms.check_memory, shortage=_shortage)
 """Raises `StagingMemoryError` if the system reports less memory than a number of bytes."""
 
 

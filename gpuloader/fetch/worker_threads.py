@@ -15,16 +15,7 @@ from gpuloader.batches.gathering import Gatherer
 from gpuloader.batches.items import Pass
 from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch
 from gpuloader.errors import LoaderError, SampleError, in_a_fork
-from gpuloader.fetch.contract import (
-    CLOSING_TIME,
-    PART_NBYTES,
-    EpochRequest,
-    WorkerSetup,
-    as_failure,
-    failed_alone,
-    interrupted,
-    timed_out,
-)
+from gpuloader.fetch import contract
 from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fields.spec import plain_indices
 from gpuloader.order.randomness import Draw, exchange_draw
@@ -57,8 +48,8 @@ class ThreadWorkers:
     """
 
     window: Window
-    setup: WorkerSetup
-    epoch: EpochRequest
+    setup: contract.WorkerSetup
+    epoch: contract.EpochRequest
     timeout: float  # seconds to wait for a batch; 0 means no limit
     assembler: Assembler | Gatherer
     count: int
@@ -100,7 +91,7 @@ class ThreadWorkers:
                 if setup.init is not None:
                     setup.init(number)
             except BaseException as error:
-                self._failures.append(failed_alone(number, error))
+                self._failures.append(contract.failed_alone(number, error))
                 self.bell.put(None)
                 return
             exchange_draw(Draw(epoch.seed, epoch.epoch))
@@ -142,13 +133,13 @@ class ThreadWorkers:
             return staged
         job = next((job for job in self.window.jobs if not job.done), None)
         if job is None:
-            raise timed_out("no worker thread", self._process, self.timeout, None, ())
+            raise contract.timed_out("no worker thread", self._process, self.timeout, None, ())
         tasks = [
             (number, *task[1:]) for number, task in enumerate(self._at_work) if task and task[0].job is job
         ]
         who = " and ".join(f"worker {number} (a thread)" for number, *_ in tasks) or "no worker thread"
         held = [index for _, start, stop in tasks for index in plain_indices(job.indices[start:stop])]
-        raise timed_out(who, self._process, self.timeout, job.number, held or job.indices)
+        raise contract.timed_out(who, self._process, self.timeout, job.number, held or job.indices)
 
     def get_nowait(self) -> StagedBatch | None:
         """Return the next batch, or None if `get` would wait."""
@@ -163,7 +154,7 @@ class ThreadWorkers:
                 self._hand_out(job)
             return self.window.deliver()
         except KeyboardInterrupt:  # a batch may be lost by now, or the sampler's generator be closed
-            self._failures.append(interrupted())
+            self._failures.append(contract.interrupted())
             raise
 
     def _hand_out(self, job: Job) -> None:
@@ -177,7 +168,7 @@ class ThreadWorkers:
             job.finish(None, error)
             return
         if builder.nbytes is not None:
-            count = max(min(count, builder.nbytes // PART_NBYTES), 1)
+            count = max(min(count, builder.nbytes // contract.PART_NBYTES), 1)
         DividedJob(job, builder, count, self, self._tasks(job.worker)).hand_out(len(job.indices))
 
     def close(self) -> bool:
@@ -198,7 +189,7 @@ class ThreadWorkers:
             self._tasks(number).put(None)
         # A thread that hangs in the user's dataset cannot be stopped from outside. It stays, harmless, until
         # the dataset returns or the process ends.
-        deadline = monotonic() + CLOSING_TIME
+        deadline = monotonic() + contract.CLOSING_TIME
         ended = [thread.join(max(deadline - monotonic(), 0)) for thread in self._threads]
         return all(ended)
 
@@ -284,7 +275,7 @@ class DividedJob:
         if isinstance(error, SampleError):
             builder.locate(error)
         if error is not None:
-            error = as_failure(error, job.number, worker)
+            error = contract.as_failure(error, job.number, worker)
             if isinstance(error, SampleError):
                 error.worker = worker
         # An error's traceback refers to this frame and, once raised, to the loop's. If a variable here were

@@ -23,7 +23,7 @@ from gpuloader.errors import BadType, BadValue
 from gpuloader.foreign import find_classes, foreign_name
 from gpuloader.order.dividing import ALONE, Division, Sharding
 from gpuloader.order.order import IndexArray, InOrder, Mapped, Mixed, Order, as_indices
-from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, PartedPlan, Plan
+from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan
 from gpuloader.order.samplers import (
     BatchSampler,
     BucketSampler,
@@ -537,15 +537,15 @@ class Batching(NamedTuple):
         order, size, division = self.order(seed, epoch), self.size or 1, self.division
         if drawn is not None:
             first = next(drawn)
-            parts = chain((first,), drawn)
+            rest = chain.from_iterable(part.tolist() for part in chain((first,), drawn))
             outer: Any = self.sampler if self.batch_sampler is None else self.batch_sampler
+            grouped = (size, self.drop_last, base) if self.sampler is not None else ()
             if outer is not self.torch_sampler:  # a batch sampler, which groups what was drawn
                 outer = copy.copy(outer)
-                outer.sampler = chain.from_iterable(part.tolist() for part in parts)
-                grouped = (size, self.drop_last, base) if self.sampler is not None else ()
+                outer.sampler = rest
                 return GroupedPlan(outer, *grouped)
             if len(first) < len(outer):  # may be more than fits into memory
-                return PartedPlan(parts, size, self.drop_last, base)
+                return GroupedPlan(rest, *grouped)
             order = Mapped(InOrder(len(first)), first)
         if order is not None:
             return OrderedPlan(order, size, self.drop_last, division or ALONE, base)

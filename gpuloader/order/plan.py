@@ -7,12 +7,10 @@ from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
-import numpy as np
-
 from gpuloader.errors import LoaderError
 from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.order.dividing import ALONE, Division, Share, cut
-from gpuloader.order.order import IndexArray, Order
+from gpuloader.order.order import Order
 from gpuloader.order.samplers import walk
 from gpuloader.system.iterators import group, skip
 
@@ -160,43 +158,6 @@ class GroupedPlan(NamedTuple):
             yield from map(_as_sequence, listed)
         else:
             yield from group(listed, size, self.drop_last)
-
-
-class PartedPlan(NamedTuple):
-    """Batches of an order that comes in parts, each of which is drawn when a batch needs it.
-
-    Examples
-    --------
-    >>> parts = map(np.array, ([3, 1, 2], [0, 2, 1], [0]))
-    >>> [batch.tolist() for batch in PartedPlan(parts, 2).batches(1)]
-    [[2, 0], [2, 1], [0]]
-    """
-
-    parts: Iterator[IndexArray]
-    batch_size: int
-    drop_last: bool = False
-    base: int = 0
-
-    def batches(self, start: int) -> Iterator[Indices]:
-        """Yield the indices of batch `start` and of every later one."""
-        size, delivered = self.batch_size, self.base + start * self.batch_size
-        held: list[IndexArray] = []
-        count = 0
-        for part in self.parts:
-            held.append(part[delivered:])
-            count += len(held[-1])
-            delivered = max(delivered - len(part), 0)
-            if count < size:
-                continue
-            drawn = np.concatenate(held)
-            drawn.flags.writeable = False  # as above
-            end = count - count % size
-            for begin in range(0, end, size):
-                yield drawn[begin : begin + size]
-            held, count = [drawn[end:]], count - end
-        left = np.concatenate(held)
-        if len(left) and not self.drop_last:
-            yield left
 
 
 class BulkPlan(NamedTuple):

@@ -17,19 +17,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from gpuloader import foreign
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
-from gpuloader.foreign import (
-    COLUMNS,
-    FRAME,
-    as_array,
-    find_classes,
-    has_own_class,
-    is_tensor,
-    is_torch_generator,
-    name_table,
-    tensor_over,
-    values_by_position,
-)
 from gpuloader.order.order import Shuffled, as_indices, check_whole, interleave
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.sources.array_rows import (
@@ -58,7 +47,7 @@ def refuse_mix(dataset: object, reader: str, instead: str) -> None:
 def is_iterable(dataset: object) -> bool:
     """Return whether this is an ``IterableDataset``, of this package, PyTorch or Paddle."""
     # All of them also have a `__getitem__`, which only raises.
-    return isinstance(dataset, (IterableDataset, *find_classes("IterableDataset")))
+    return isinstance(dataset, (IterableDataset, *foreign.find_classes("IterableDataset")))
 
 
 S = TypeVar("S", covariant=True)
@@ -159,7 +148,7 @@ class _Combined(Dataset[S]):
             raise BadType(f"{expected} a {kind}; pass its values")
         if isinstance(datasets, str | bytes):
             raise BadType(f"{expected} the text {datasets!r}")
-        if isinstance(datasets, (Dataset, *find_classes("Dataset"))):
+        if isinstance(datasets, (Dataset, *foreign.find_classes("Dataset"))):
             raise BadType(f"{expected} the dataset {kind}; pass a list of it and others")
         self.datasets: list[MapStyle[Any]] = [
             check_map_style(f"dataset {position}", one) for position, one in enumerate(datasets)
@@ -317,17 +306,17 @@ def check_map_style(name: str, dataset: object, *, by_key: bool = False, sized: 
     kind = type(dataset).__name__
     if is_iterable(dataset):
         raise BadType(f"{name} must be map-style, got the IterableDataset {kind}")
-    found = name_table(dataset)
-    if found == FRAME:
+    found = foreign.name_table(dataset)
+    if found == foreign.FRAME:
         raise TypeError(f"{name} must be map-style, got the table {kind}; pass TableDataset(table)")
-    if found == COLUMNS and not by_key:
+    if found == foreign.COLUMNS and not by_key:
         raise TypeError(
             f"{name} must have samples at the indices 0, 1, 2, …, got a {kind} whose keys are text; if its "
             "values are columns, pass TableDataset(columns); if they are samples, pass list(samples.values())"
         )
     if not (hasattr(dataset, "__getitem__") and (isinstance(dataset, Sized) or not sized)):
         raise BadType(f"{name} must have __getitem__ and __len__, got {kind}")
-    return cast("MapStyle[Any]", dataset if by_key else values_by_position(dataset))
+    return cast("MapStyle[Any]", dataset if by_key else foreign.values_by_position(dataset))
 
 
 def read_many(dataset: MapStyle[Any], indices: Sequence[int]) -> list[Any]:
@@ -400,7 +389,7 @@ class Subset(Dataset[S]):
         # As in PyTorch, the dataset may have no length, or be filled later.
         checks = not self._follows_torch or isinstance(indices, slice)
         self.dataset: MapStyle[S] = check_map_style("dataset", dataset, by_key=True, sized=checks)
-        listed: Any = values_by_position(indices)
+        listed: Any = foreign.values_by_position(indices)
         if isinstance(indices, slice):
             listed = range(*indices.indices(len(dataset)))
         # Text and tuples are keys; one entry is enough to tell.
@@ -535,15 +524,17 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
             )
         rows = [check_array(position, array) for position, array in enumerate(given)]
         _check_equal("array", "rows", rows)
-        self.tensors = tuple(one if is_tensor(one) else array for one, array in zip(given, rows, strict=True))
+        self.tensors = tuple(
+            one if foreign.is_tensor(one) else array for one, array in zip(given, rows, strict=True)
+        )
 
     @property
     def arrays(self) -> tuple[NDArray[Any], ...]:
         """The rows as NumPy arrays that share the memory of what was passed."""
-        return tuple([as_array(tensor) for tensor in self.tensors])
+        return tuple([foreign.as_array(tensor) for tensor in self.tensors])
 
     def __getitem__(self, index: Any) -> tuple[Any, ...]:
-        if self._follows_torch and type(index) is not int and all(map(is_tensor, self.tensors)):
+        if self._follows_torch and type(index) is not int and all(map(foreign.is_tensor, self.tensors)):
             # None, True, a tensor of uint8 and others mean something to a tensor but not to our datasets.
             with suppress(IndexError, TypeError, ValueError):
                 return tuple([tensor[index] for tensor in self.tensors])
@@ -555,19 +546,19 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
 
     def _array_rows(self) -> ArrayRows | None:
         # Rows of a custom class, which only indexing creates.
-        return None if any(map(has_own_class, self.tensors)) else ArrayRows(self.arrays)
+        return None if any(map(foreign.has_own_class, self.tensors)) else ArrayRows(self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays but would copy tensors.
-        were_tensors = [is_tensor(one) and not has_own_class(one) for one in self.tensors]
+        were_tensors = [foreign.is_tensor(one) and not foreign.has_own_class(one) for one in self.tensors]
         pairs = zip(self.tensors, were_tensors, strict=True)
-        shared = tuple([as_array(one) if was_tensor else one for one, was_tensor in pairs])
+        shared = tuple([foreign.as_array(one) if was_tensor else one for one, was_tensor in pairs])
         return {**vars(self), "tensors": shared, "were_tensors": were_tensors}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         pairs = zip(self.tensors, vars(self).pop("were_tensors"), strict=True)
-        self.tensors = tuple([tensor_over(one) if was_tensor else one for one, was_tensor in pairs])
+        self.tensors = tuple([foreign.tensor_over(one) if was_tensor else one for one, was_tensor in pairs])
 
 
 # Datasets side by side.
@@ -719,7 +710,7 @@ def _shuffle(count: int, generator: object) -> NDArray[np.int64]:
     if isinstance(generator, int | np.integer):
         # Not NumPy's permutation, so that a split by seed is the same in every release of NumPy.
         return Shuffled(count, check_whole("generator", generator, 2**64), epoch=0).slice(0, count)
-    if is_torch_generator(generator):
+    if foreign.is_torch_generator(generator):
         # The split that PyTorch would make, so that a test set stays the same when a program moves to this
         # package.
         lib: Any = sys.modules["torch"]

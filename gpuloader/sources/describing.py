@@ -16,30 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuloader import foreign
 from gpuloader.errors import BadType, SampleError
 from gpuloader.fields.convert import find_kind
-from gpuloader.foreign import (
-    COLUMNS,
-    SERIES,
-    as_array,
-    can_stage,
-    find_classes,
-    is_instance,
-    is_tensor,
-    name_table,
-)
+from gpuloader.sources import dataset as datasets
 from gpuloader.sources.array_rows import READING, ArrayRows, find_arrays, own_method, reads_like
 from gpuloader.sources.block import Block, SampleFields, name_dtype, of_arrays
-from gpuloader.sources.dataset import (
-    ChainDataset,
-    ComposeDataset,
-    ConcatDataset,
-    Many,
-    Subset,
-    find_rows,
-    is_iterable,
-    refuse_mix,
-)
 from gpuloader.sources.mix import MixedStreams
 from gpuloader.system.iterators import refuse_read
 
@@ -65,8 +47,8 @@ def has_state(*owners: object) -> bool:
 
 
 _SUBSET, _CHAIN, _SIDE_BY_SIDE = "subset", "chain", "side by side"
-_COMPOSED: dict[type, str] = {Subset: _SUBSET, ConcatDataset: _CHAIN}
-_COMPOSED |= dict.fromkeys((ComposeDataset, MixedStreams), _SIDE_BY_SIDE)
+_COMPOSED: dict[type, str] = {datasets.Subset: _SUBSET, datasets.ConcatDataset: _CHAIN}
+_COMPOSED |= dict.fromkeys((datasets.ComposeDataset, MixedStreams), _SIDE_BY_SIDE)
 _FOREIGN = {kind.__name__: how for kind, how in _COMPOSED.items()} | {"StackDataset": _SIDE_BY_SIDE}
 
 
@@ -86,7 +68,7 @@ class Source:
     chained: tuple[Source, ...] = ()  # the datasets that it reads one after another
     inner: Source | None = None  # the dataset that it is a subset of
     # Read the samples at several indices together: as a list, and in columns.
-    read_many: Many | None = None
+    read_many: datasets.Many | None = None
     take_block: TakeBlock | None = None
     tell_fields: Callable[[], SampleFields] | None = None  # returns what is known about the samples
     # Makes the sampler of a dataset that has its own order, such as a `MixDataset`.
@@ -126,20 +108,20 @@ class Source:
             return self.tell_fields()
         if self.inner is not None:
             return None if self.inner.chained else self.inner.fields
-        if reads_like(dataset, *find_classes("TensorDataset")):
+        if reads_like(dataset, *foreign.find_classes("TensorDataset")):
             kind, tensors = "tuple", dataset.tensors
-        elif isinstance(dataset, np.ndarray) or is_tensor(dataset):
+        elif isinstance(dataset, np.ndarray) or foreign.is_tensor(dataset):
             kind, tensors = "value", (dataset,)
         else:
             return None
-        if not all(map(can_stage, tensors)):
+        if not all(map(foreign.can_stage, tensors)):
             return None
-        return of_arrays(kind, None, [as_array(one) for one in tensors])
+        return of_arrays(kind, None, [foreign.as_array(one) for one in tensors])
 
     def name_part(self, index: object) -> str:
         """Return which of the chained datasets holds the sample at `index`; empty if none are chained.
 
-        >>> describe(ConcatDataset(["ab", "cd"])).name_part(2), describe("ab").name_part(1)
+        >>> describe(datasets.ConcatDataset(["ab", "cd"])).name_part(2), describe("ab").name_part(1)
         ('dataset 1 (str)', '')
         """
         numbers: list[int] = []
@@ -181,12 +163,12 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False, reads: 
     """
     composed = dict(_COMPOSED)
     for name, how in _FOREIGN.items():
-        composed.update(dict.fromkeys(find_classes(name), how))
+        composed.update(dict.fromkeys(foreign.find_classes(name), how))
     source = _describe(_adapt(value, by_key, encoded, reads), composed, encoded, reads=reads)
     dataset = source.dataset
-    if is_iterable(dataset):
+    if datasets.is_iterable(dataset):
         chained: tuple[Source, ...] = ()
-        if isinstance(dataset, (ChainDataset, *find_classes("ChainDataset"))):
+        if isinstance(dataset, (datasets.ChainDataset, *foreign.find_classes("ChainDataset"))):
             chain: Any = dataset
             chained = tuple([Source(one, iterable=True) for one in chain.datasets])
         return replace(source, iterable=True, chained=chained)
@@ -209,7 +191,7 @@ def by_chunks(source: Source) -> Source:
     """
     members, inside = None, source
     while inside.inner is not None:
-        rows, inside = find_rows(inside.dataset), inside.inner
+        rows, inside = datasets.find_rows(inside.dataset), inside.inner
         members = rows if members is None else rows[members]
     make = own_method(inside.dataset, "_by_chunks", READING | {"take_block"})
     if make is None:
@@ -218,7 +200,7 @@ def by_chunks(source: Source) -> Source:
             f"one, got {type(source.dataset).__name__}; pass shuffle=True, to the dataset if it is a stream"
         )
     dataset = make(members)
-    found = describe(dataset if members is None else Subset(dataset, members))
+    found = describe(dataset if members is None else datasets.Subset(dataset, members))
     return replace(found, own_order=lambda _: dataset.sample_chunks(members))
 
 
@@ -245,7 +227,7 @@ def _describe(
     for one in inside:
         # This package's datasets refuse a mix when they are made; PyTorch's and Paddle's do not know it.
         reader = f"a {type(dataset).__name__}"
-        refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
+        datasets.refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
         # By key, because the composed dataset asks for the samples; it reads a dict by its keys.
         adapted = _adapt(one, True, encoded, reads) if adapts and not isinstance(one, Mapping) else one
         part = _describe(adapted, composed, encoded, adapts=adapts, reads=reads)
@@ -273,7 +255,7 @@ def _describe(
     )
 
 
-def _find_many(dataset: Any, inner: Source | None) -> Many | None:
+def _find_many(dataset: Any, inner: Source | None) -> datasets.Many | None:
     """Return the function that reads several samples together; None if it would only read one by one."""
     # PyTorch's Subset always has the method. Reading one by one lets errors name samples.
     alone = inner is not None and inner.read_many is None
@@ -282,20 +264,20 @@ def _find_many(dataset: Any, inner: Source | None) -> Many | None:
 
 def _adapt(value: Any, by_key: bool, encoded: bool, reads: Reads) -> Any:
     """Return a dataset for a data frame, an Arrow table, a dict of columns, or a dataset of Hugging Face."""
-    if is_instance(value, "datasets", "DatasetDict", "IterableDatasetDict"):
+    if foreign.is_instance(value, "datasets", "DatasetDict", "IterableDatasetDict"):
         splits = list(value)
         raise TypeError(f"expected one dataset, got a {type(value).__name__} of {splits}; pass one of them")
-    streams = is_instance(value, "datasets", "IterableDataset")
-    if streams or is_instance(value, "datasets", "Dataset"):
+    streams = foreign.is_instance(value, "datasets", "IterableDataset")
+    if streams or foreign.is_instance(value, "datasets", "Dataset"):
         # Imported late, because it needs pyarrow, which only programs that use Hugging Face must have.
         from gpuloader.sources.tables.huggingface import adapt_dataset, adapt_stream, keep_encoded
 
         value = keep_encoded(value) if encoded else value
         return adapt_stream(value, reads) if streams else adapt_dataset(value, reads)
-    found = name_table(value)
-    if found == SERIES:
+    found = foreign.name_table(value)
+    if found == foreign.SERIES:
         return value if by_key else value.array  # an array is read by position, not by label
-    if found == COLUMNS and by_key:
+    if found == foreign.COLUMNS and by_key:
         return KeysOrRows(value)
     if not found:
         return value

@@ -15,20 +15,11 @@ import numpy as np
 from gpuloader.checks import check_count, check_number, checked
 from gpuloader.sources.images.annotations import Fields, split_fields, varying_names
 from gpuloader.sources.images.image import FILTERS, Affine
-from gpuloader.transforms.image_transforms import (
-    Coloring,
-    ImageTransform,
-    OfImages,
-    Plan,
-    check_probability,
-    check_range,
-    find_size,
-    make_affine,
-)
+from gpuloader.transforms import image_transforms
 
 
 @dataclass(frozen=True)
-class Grayscale(OfImages):
+class Grayscale(image_transforms.OfImages):
     """Removes the color from images, optionally at random; they keep their channels.
 
     Attributes
@@ -46,19 +37,19 @@ class Grayscale(OfImages):
     [[[[118, 118, 118]]]]
     """
 
-    p: float = checked(check_probability, 1.0)
+    p: float = checked(image_transforms.check_probability, 1.0)
 
     moves = False
     _keeps_size = True  # of images, so that a GPU may crop them
 
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
         """Remove the color from the result of the plan so far, or leave it."""
         if rng.random() < self.p:
-            plan.append(Coloring((("gray", 0.0),)))
+            plan.append(image_transforms.Coloring((("gray", 0.0),)))
 
 
 @dataclass(frozen=True)
-class GaussianBlur(OfImages):
+class GaussianBlur(image_transforms.OfImages):
     """Blurs images by a random radius, as Pillow's ``ImageFilter.GaussianBlur`` does.
 
     Attributes
@@ -81,23 +72,23 @@ class GaussianBlur(OfImages):
     """
 
     sigma: float | tuple[float, float] = (0.1, 2.0)
-    p: float = checked(check_probability, 1.0)
+    p: float = checked(image_transforms.check_probability, 1.0)
 
     moves = False
     _keeps_size = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_range("sigma", self._range())
+        image_transforms.check_range("sigma", self._range())
 
     def _range(self) -> tuple[float, float]:
         return self.sigma if isinstance(self.sigma, tuple | list) else (self.sigma, self.sigma)
 
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
         """Blur the result of the plan so far, or leave it."""
         low, high = self._range()
         if rng.random() < self.p:
-            plan.append(Coloring((("blur", low + (high - low) * rng.random()),)))
+            plan.append(image_transforms.Coloring((("blur", low + (high - low) * rng.random()),)))
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -125,10 +116,14 @@ def make_space(shear: float, across: float, down: float, turn: float, color: flo
 
 
 _GEOMETRY: Mapping[str, Callable[[tuple[int, int], str, float], Affine]] = {
-    "shear_x": lambda size, how, by: make_affine(size, how, shear=(_slant(by), 0.0), center=(0.0, 0.0)),
-    "shear_y": lambda size, how, by: make_affine(size, how, shear=(0.0, _slant(by)), center=(0.0, 0.0)),
-    "translate_x": lambda size, how, by: make_affine(size, how, shift=(int(by), 0)),
-    "translate_y": lambda size, how, by: make_affine(size, how, shift=(0, int(by))),
+    "shear_x": lambda size, how, by: image_transforms.make_affine(
+        size, how, shear=(_slant(by), 0.0), center=(0.0, 0.0)
+    ),
+    "shear_y": lambda size, how, by: image_transforms.make_affine(
+        size, how, shear=(0.0, _slant(by)), center=(0.0, 0.0)
+    ),
+    "translate_x": lambda size, how, by: image_transforms.make_affine(size, how, shift=(int(by), 0)),
+    "translate_y": lambda size, how, by: image_transforms.make_affine(size, how, shift=(0, int(by))),
     "rotate": lambda size, how, by: make_rotation(size, how, by),
 }
 
@@ -150,7 +145,7 @@ def make_rotation(size: tuple[int, int], filter: str, angle: float) -> Affine:  
 
 
 def add_operation(
-    plan: Plan,
+    plan: image_transforms.Plan,
     space: Space,
     number: int,
     bins: int,
@@ -164,11 +159,11 @@ def add_operation(
     if is_signed and rng.random() <= 0.5:
         amount = -amount
     if name in _GEOMETRY:
-        plan.append(_GEOMETRY[name](find_size(plan), filter, amount))
+        plan.append(_GEOMETRY[name](image_transforms.find_size(plan), filter, amount))
     else:
         # A change of color has a factor; a magnitude of 0 leaves it at 1.
         amount = round(amount) if name == "posterize" else amount + is_signed
-        plan.append(Coloring(((name, amount),)))
+        plan.append(image_transforms.Coloring(((name, amount),)))
 
 
 def _check_several(name: str, bins: int) -> None:
@@ -177,7 +172,7 @@ def _check_several(name: str, bins: int) -> None:
 
 
 @dataclass(frozen=True)
-class RandAugment(OfImages):
+class RandAugment(image_transforms.OfImages):
     """Applies random operations of the same strength to each image (Cubuk et al., 2020).
 
     An operation shears, moves or turns the image, or changes brightness, color, contrast, sharpness or the
@@ -216,16 +211,16 @@ class RandAugment(OfImages):
             most = self.num_magnitude_bins - 1
             raise ValueError(f"magnitude must be a number from 0 to {most}, got {self.magnitude!r}")
 
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
         """Apply operations to the result of the plan so far."""
-        height, width = find_size(plan)
+        height, width = image_transforms.find_size(plan)
         space = make_space(0.3, 150 / 331 * width, 150 / 331 * height, 30.0, 0.9, 4)
         for _ in range(self.num_ops):
             add_operation(plan, space, self.magnitude, self.num_magnitude_bins, self.filter, rng)
 
 
 @dataclass(frozen=True)
-class TrivialAugment(OfImages):
+class TrivialAugment(image_transforms.OfImages):
     """Applies one random operation of random strength to each image (Müller and Hutter, 2021).
 
     The operations are those of `RandAugment`, and the strengths those of torchvision's
@@ -254,7 +249,7 @@ class TrivialAugment(OfImages):
 
     _keeps_size = True
 
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
         """Apply an operation to the result of the plan so far."""
         bins = self.num_magnitude_bins
         space = make_space(0.99, 32.0, 32.0, 135.0, 0.99, 2)
@@ -295,13 +290,17 @@ class Views:
     """
 
     views: int
-    transforms: Sequence[ImageTransform]
+    transforms: Sequence[image_transforms.ImageTransform]
 
     def __post_init__(self) -> None:
         _check_several("views", self.views)
         if not isinstance(self.transforms, list | tuple):
             raise TypeError(f"Views needs a list of transforms, got {type(self.transforms).__name__}")
-        others = [type(one).__name__ for one in self.transforms if not isinstance(one, ImageTransform)]
+        others = [
+            type(one).__name__
+            for one in self.transforms
+            if not isinstance(one, image_transforms.ImageTransform)
+        ]
         if others or not self.transforms:
             got = f"{others[0]}; put it after Views" if others else "none"
             raise TypeError(f"Views needs transforms of single images, got {got}")
@@ -320,7 +319,7 @@ class Views:
         moving = (one.field for one in self.transforms if getattr(one, "moves", True))
         return next(moving, self.transforms[0].field)
 
-    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
         """Add to the plan of one view."""
         for transform in self.transforms:
             transform.extend(plan, rng)

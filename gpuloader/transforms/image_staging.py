@@ -27,22 +27,8 @@ from gpuloader.kernels.resample import TABLE_LINES, Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
+from gpuloader.transforms import image_transforms
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
-from gpuloader.transforms.image_transforms import (
-    CHANGES,
-    CenterCrop,
-    Coloring,
-    ColorJitter,
-    ImageTransform,
-    PadImage,
-    Plan,
-    RandomResizedCrop,
-    Resize,
-    both,
-    find_geometry,
-    find_shift,
-    finish_plan,
-)
 from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall, Plain
 
 Floats = NDArray[np.float32]
@@ -140,26 +126,32 @@ class Decode(Plain):
         return Decoding((((pixels, channels), np.dtype(dtype)),), self.skips)
 
 
-def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> Resample | None:
+def plan_resampling(
+    field: str | None, transforms: Sequence[image_transforms.ImageTransform]
+) -> Resample | None:
     """Return the transform that makes the images of a field on a GPU; None if workers must make them.
 
     >>> from gpuloader.transforms import RandomFlip
-    >>> plan_resampling("image", [RandomResizedCrop("image", 224, filter="bicubic"), RandomFlip("image")])
+    >>> crop = image_transforms.RandomResizedCrop("image", 224, filter="bicubic")
+    >>> plan_resampling("image", [crop, RandomFlip("image")])
     Resample(field='image', size=(224, 224), interpolation='bicubic', changes=0, contrasts=0, normalize=None)
     """
     size: tuple[int, int] | None = None
     interpolation: Interpolation = "bilinear"
     changes: list[str] = []  # at most
     for transform in transforms:
-        if isinstance(transform, Resize | RandomResizedCrop):
+        if isinstance(transform, image_transforms.Resize | image_transforms.RandomResizedCrop):
             interpolation = "bicubic" if transform.filter == "bicubic" else "bilinear"
-        if isinstance(transform, ColorJitter):
+        if isinstance(transform, image_transforms.ColorJitter):
             changes += transform._ranges()
-        elif isinstance(transform, Resize) and not isinstance(transform.size, tuple | list):
+        elif isinstance(transform, image_transforms.Resize) and not isinstance(transform.size, tuple | list):
             size = None
-        elif isinstance(transform, CenterCrop | RandomResizedCrop | Resize):
-            size = both(transform.size)
-        elif isinstance(transform, PadImage):
+        elif isinstance(
+            transform,
+            image_transforms.CenterCrop | image_transforms.RandomResizedCrop | image_transforms.Resize,
+        ):
+            size = image_transforms.both(transform.size)
+        elif isinstance(transform, image_transforms.PadImage):
             size = size and transform._grow(size)
         elif not getattr(transform, "_keeps_size", False):
             return None  # views are several images, and the user's own may make any plan
@@ -174,7 +166,7 @@ def plan_resampling(field: str | None, transforms: Sequence[ImageTransform]) -> 
 # On the worker: the region of each image
 
 
-def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
+def stage_image(image: Any, plan: image_transforms.Plan, made_by: Resample) -> Region:
     """Return what a GPU needs to make an image: the region that its plan reads, and its geometry.
 
     `image` is what `as_image` returned, and `made_by` what `plan_resampling` returned for the transforms.
@@ -183,10 +175,10 @@ def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
     if found is None:
         # It takes more passes than the kernels make, for example a resize after a change of color. So the
         # worker makes the image, and the region is the whole result.
-        _, _, height, width = find_geometry(plan).window
+        _, _, height, width = image_transforms.find_geometry(plan).window
         geometry, colors = Geometry.of(height, width), np.zeros(2 * made_by.changes, np.float32)
         if not isinstance(image, Image):
-            return cut_region(finish_plan(image, plan), geometry, colors)
+            return cut_region(image_transforms.finish_plan(image, plan), geometry, colors)
         numbers = number_part((0, 0, height, width), geometry, colors)
         return Region((height * width, 3), numbers, partial(_make_into, image, plan))
     geometry, colors = found
@@ -201,7 +193,9 @@ def stage_image(image: Any, plan: Plan, made_by: Resample) -> Region:
     return Region(((bottom - top) * (right - left), 3), numbers, partial(image.decode_part, shrink, part))
 
 
-def stage_encoded(image: Any, plan: Plan, made_by: Resample, index: object = None) -> Encoded:
+def stage_encoded(
+    image: Any, plan: image_transforms.Plan, made_by: Resample, index: object = None
+) -> Encoded:
     """Return what a GPU needs to decode and make an image, like `stage_image`.
 
     `index` is the sample's index in the dataset, for errors.
@@ -217,13 +211,13 @@ def stage_encoded(image: Any, plan: Plan, made_by: Resample, index: object = Non
     return Encoded(code, number_part(part, *found))
 
 
-def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
+def find_pass(plan: image_transforms.Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
     """Return the geometry and color changes by which kernels make an image; None if they cannot."""
     geometry = plan[0]
     assert isinstance(geometry, Geometry)
     changes: tuple[tuple[str, float], ...] = ()
     for step in plan[1:]:
-        if isinstance(step, Coloring):
+        if isinstance(step, image_transforms.Coloring):
             changes += step.steps
             continue
         whole = Geometry.of(*geometry.window[2:])
@@ -239,17 +233,17 @@ def find_pass(plan: Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
         return geometry, numbers.reshape(-1)
     names = [name for name, _ in changes]
     fits = len(names) <= made_by.changes and names.count("contrast") <= made_by.contrasts
-    if not fits or not {*names} <= {*CHANGES}:
+    if not fits or not {*names} <= {*image_transforms.CHANGES}:
         return None
     with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
         for position, (name, amount) in enumerate(changes):
-            amount = find_shift(amount) if name == "hue" else amount
-            numbers[position] = CHANGES.index(name) + 1, amount
+            amount = image_transforms.find_shift(amount) if name == "hue" else amount
+            numbers[position] = image_transforms.CHANGES.index(name) + 1, amount
     return geometry, numbers.reshape(-1)
 
 
-def _make_into(image: Image, plan: Plan, target: Pixels) -> None:
-    target[...] = finish_plan(image, plan).reshape(target.shape)
+def _make_into(image: Image, plan: image_transforms.Plan, target: Pixels) -> None:
+    target[...] = image_transforms.finish_plan(image, plan).reshape(target.shape)
 
 
 def cut_region(pixels: Pixels, geometry: Geometry, colors: Iterable[float] = ()) -> Region:

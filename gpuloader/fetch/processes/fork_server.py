@@ -32,24 +32,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpuloader.errors import LoaderError
+from gpuloader.system import processes
 from gpuloader.system.cores import read_text
 from gpuloader.system.finalizers import Finalizer, Living, closing_once
 from gpuloader.system.platforms import close_quietly, open_process
-from gpuloader.system.processes import (
-    ChildHandle,
-    OwnChild,
-    close_link,
-    describe_death,
-    flush_output,
-    fork_child,
-    linking,
-    process_link,
-    restrain,
-    start_child,
-    wait_for,
-    wait_for_any,
-    without_main,
-)
 from gpuloader.system.threads import deferred_interrupt, take_signals
 
 if TYPE_CHECKING:
@@ -64,14 +50,14 @@ _CODE = struct.Struct("<i")
 # The loader's end.
 
 
-class ServedChild(ChildHandle):
+class ServedChild(processes.ChildHandle):
     """A process that the fork server has forked; its sentinel is our end of `status`."""
 
     def __init__(self, pid: int, status: int) -> None:
         super().__init__(pid, status, closing_once(status))
 
     def _is_gone(self) -> bool:
-        if not self._has_ended and wait_for(self.sentinel, 0):
+        if not self._has_ended and processes.wait_for(self.sentinel, 0):
             data = b""
             with suppress(OSError):
                 data = os.read(self.sentinel, _CODE.size)
@@ -90,7 +76,9 @@ class ServedChild(ChildHandle):
                 status.detach()
 
 
-_Server = tuple[socket.socket, ChildHandle, Living[ServedChild]]  # the control link, the process, its workers
+_Server = tuple[
+    socket.socket, processes.ChildHandle, Living[ServedChild]
+]  # the control link, the process, its workers
 
 
 class ForkServer:
@@ -119,13 +107,13 @@ class ForkServer:
             inherited = (parcel.needs_main, *_inherited())
             if not self._servers or self._inherited != inherited:
                 self._inherited = inherited
-                with nullcontext() if parcel.needs_main else without_main():
+                with nullcontext() if parcel.needs_main else processes.without_main():
                     self._start()
             try:
                 child = self._request(number, link, sorted(parcel.modules) if self._imports else [])
             except ConnectionError:  # the server has gone
                 _, server, _ = self._servers[-1]
-                cause, _ = describe_death(server.exit_code(_GRACE))
+                cause, _ = processes.describe_death(server.exit_code(_GRACE))
                 _stop(self._servers)
                 continue
             except BaseException:
@@ -154,14 +142,14 @@ class ForkServer:
             if all(worker.released for worker in one[2]):
                 _stop([one])
                 self._servers.remove(one)
-        with linking(process_link()) as (control, theirs):
-            server = start_child("spawn", "gpuloader-fork-server", serve, theirs)
+        with processes.linking(processes.process_link()) as (control, theirs):
+            server = processes.start_child("spawn", "gpuloader-fork-server", serve, theirs)
         self._servers.append((control, server, Living()))
 
     def _request(self, number: int, link: socket.socket, modules: list[str]) -> ServedChild | str | OSError:
         """Return worker `number`, the name of a module that starts threads, or why the server refuses."""
         control, _, workers = self._servers[-1]
-        ours, theirs = process_link()
+        ours, theirs = processes.process_link()
         try:
             with deferred_interrupt(), control.makefile("rb") as answers:  # an exchange is never cut in half
                 socket.send_fds(control, [b"\0"], [link.fileno(), theirs.fileno()])
@@ -183,7 +171,7 @@ def _stop(servers: list[_Server]) -> None:
     """End the servers and their workers; the next worker starts another."""
     while servers:
         control, server, _ = servers[-1]
-        close_link(control)
+        processes.close_link(control)
         server.end()
         servers.pop()
 
@@ -208,7 +196,7 @@ def _inherited() -> tuple[object, ...]:
 def serve(control: socket.socket) -> None:
     """Fork workers until the loader closes the control link or its process dies."""
     take_signals()
-    restrain()
+    processes.restrain()
     # As late as this, so that the libraries that NumPy loads start no threads.
     from gpuloader.fetch.processes.worker import run_worker
 
@@ -216,7 +204,7 @@ def serve(control: socket.socket) -> None:
     assert parent is not None
     owner = open_process(parent.pid or 0)
     watched: list[int] = [control.fileno(), int(parent.sentinel) if owner is None else owner]
-    workers: dict[int, tuple[OwnChild, socket.socket]] = {}  # by either of their descriptors
+    workers: dict[int, tuple[processes.OwnChild, socket.socket]] = {}  # by either of their descriptors
 
     def work(link: int, number: int, *inherited: int) -> None:
         close_quietly(control)
@@ -238,7 +226,7 @@ def serve(control: socket.socket) -> None:
             received.pop()
             others = {status.fileno(), *workers, *[child.link for child, _ in workers.values()]}
             others |= set() if owner is None else {owner}
-            child = fork_child(f"gpuloader-worker-{number}", work, received[0], number, *others)
+            child = processes.fork_child(f"gpuloader-worker-{number}", work, received[0], number, *others)
         except OSError as error:
             close_quietly(*filter(None, [status]))
             number = error.errno or errno.EIO
@@ -252,7 +240,7 @@ def serve(control: socket.socket) -> None:
 
     while True:
         # One at a time, because handling it may close others.
-        descriptor = wait_for_any([*watched, *workers], None)[0]
+        descriptor = processes.wait_for_any([*watched, *workers], None)[0]
         if descriptor == control.fileno():
             try:
                 control.sendall(pickle.dumps(fork()))
@@ -283,7 +271,7 @@ def _import(modules: list[str]) -> str:
             importlib.import_module(name)
         if _count_threads() > before:
             return name
-    flush_output()  # otherwise every worker would print it again
+    processes.flush_output()  # otherwise every worker would print it again
     return ""
 
 

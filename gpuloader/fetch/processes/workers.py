@@ -36,20 +36,9 @@ from gpuloader.fields.spec import Indices, plain_indices
 from gpuloader.foreign import jax_has_computed
 from gpuloader.sources.packed import pack_list
 from gpuloader.staging import Arena, Slot
+from gpuloader.system import processes
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.platforms import message_pair
-from gpuloader.system.processes import (
-    PAUSE,
-    ChildHandle,
-    close_link,
-    default_method,
-    describe_death,
-    linking,
-    start_child,
-    starting,
-    wait_for,
-    without_main,
-)
 from gpuloader.system.threads import LONGEST_WAIT, deferred_interrupt, exit_first
 from gpuloader.watch.meter import WORKER, mark
 
@@ -96,7 +85,7 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
     if packed is not None:
         source = replace(setup.spec.source, dataset=packed)
         setup = replace(setup, spec=setup.spec._replace(source=source))
-    chosen = method or default_method()
+    chosen = method or processes.default_method()
     why = "start_method chose that" if method else "multiprocessing does so here"
     why = f"Workers start by {chosen!r}: {why}."
     if chosen != "fork":
@@ -159,7 +148,7 @@ class WorkerProcess:
         self._finalizer = Finalizer()  # at exit, a thread may be about to start the process
         parcel = pool.parcel
         try:
-            with starting(), linking(message_pair()) as (self.link, theirs):
+            with processes.starting(), processes.linking(message_pair()) as (self.link, theirs):
                 self.child = _start_worker(pool, number, theirs)
         except OSError as error:
             raise LoaderError(f"worker {number} could not be started: {error}") from error
@@ -225,19 +214,21 @@ class WorkerProcess:
         return not self._finalizer.alive
 
 
-def _start_worker(pool: Pool, number: int, link: socket.socket) -> ChildHandle:
+def _start_worker(pool: Pool, number: int, link: socket.socket) -> processes.ChildHandle:
     """Start worker `number`, which takes over its end of the link; the caller holds `starting()`."""
     parcel = pool.parcel
     if pool.server is not None and parcel is not None:
         return pool.server.fork(number, link, parcel)
     setup = pool.setup if parcel is None else None  # a forked worker inherits it
-    with nullcontext() if parcel is None or parcel.needs_main else without_main():
-        return start_child(pool.method, f"gpuloader-worker-{number}", run_worker, link, number, setup)
+    with nullcontext() if parcel is None or parcel.needs_main else processes.without_main():
+        return processes.start_child(
+            pool.method, f"gpuloader-worker-{number}", run_worker, link, number, setup
+        )
 
 
-def _end(link: socket.socket, child: ChildHandle) -> None:
+def _end(link: socket.socket, child: processes.ChildHandle) -> None:
     """Kill and reap a worker and close its descriptors; a forked child only closes its copies of them."""
-    close_link(link)
+    processes.close_link(link)
     child.end()
 
 
@@ -249,7 +240,7 @@ def close_all(workers: list[WorkerProcess], grace: float) -> None:
     deadline = monotonic() + grace
     for one in workers:
         if not one.is_closed:
-            wait_for(one.child.sentinel, deadline - monotonic())
+            processes.wait_for(one.child.sentinel, deadline - monotonic())
         one.end()
 
 
@@ -491,7 +482,7 @@ class ProcessWorkers:
             ready = self._poll.poll(milliseconds)
         except OSError as error:
             if error.errno == errno.EAGAIN:  # POSIX: another attempt may succeed
-                sleep(PAUSE)
+                sleep(processes.PAUSE)
                 return False
             raise LoaderError(f"could not wait for the workers: {error}; free some memory") from error
         try:
@@ -667,7 +658,7 @@ class ProcessWorkers:
 
 def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerError:
     """Return the error for a worker that died with an exit code while it held these jobs."""
-    cause, signal = describe_death(code)
+    cause, signal = processes.describe_death(code)
     doing = "was idle"
     if held:
         many = "es" if len(held) > 1 else ""

@@ -20,16 +20,7 @@ from gpuloader.order.randomness import current_draw, mixed_seed
 from gpuloader.order.worker_info import find_share
 from gpuloader.sources.block import Rows
 from gpuloader.sources.dataset import IterableDataset, S
-from gpuloader.sources.files.remote_files import (
-    ATTEMPTS,
-    LONGEST_WAIT,
-    TIMEOUT,
-    Paths,
-    Tries,
-    as_urls,
-    find_files,
-    is_remote,
-)
+from gpuloader.sources.files import remote_files
 from gpuloader.sources.readers.parallel import start_reading
 from gpuloader.system.platforms import after_fork
 from gpuloader.system.threads import at_exit, exit_first
@@ -112,12 +103,12 @@ class ShardDataset(IterableDataset[S]):
         A number is out of range, or a buffer is given without shuffling.
     """
 
-    urls: Paths = field(kw_only=False)
+    urls: remote_files.Paths = field(kw_only=False)
     shuffle: bool = False
     shuffle_buffer: int | None = None
     seed: int = 0
-    attempts: int = ATTEMPTS
-    timeout: float = TIMEOUT
+    attempts: int = remote_files.ATTEMPTS
+    timeout: float = remote_files.TIMEOUT
     storage_options: dict[str, Any] | None = None
     cache_dir: str | os.PathLike[str] | None = None
     cache_size: int | None = None
@@ -128,11 +119,11 @@ class ShardDataset(IterableDataset[S]):
                 raise ValueError("shuffle_buffer needs shuffle=True")
             check_count("shuffle_buffer", self.shuffle_buffer)
         self.seed = check_whole("seed", self.seed, 2**64)
-        self._tries = Tries.of(
+        self._tries = remote_files.Tries.of(
             self.attempts, self.timeout, self.storage_options, self.cache_dir, self.cache_size
         )
-        names = [one for url in as_urls(self.urls) for one in self._expand(url)]
-        self._urls = find_files(names, self._pattern, self._tries)
+        names = [one for url in remote_files.as_urls(self.urls) for one in self._expand(url)]
+        self._urls = remote_files.find_files(names, self._pattern, self._tries)
         self._resumed: Left | None = None
         self._come: Left | None = None
 
@@ -410,7 +401,7 @@ class ShardDataset(IterableDataset[S]):
         If shards are read together, the beginning is a number of samples after the start of the first one.
         Threads read the next shards of remote files ahead.
         """
-        remote = any(map(is_remote, self._urls))
+        remote = any(map(remote_files.is_remote, self._urls))
         begun: deque[tuple[int, int, int, Iterator[Any]]] = deque()
         try:
             while begun or first < len(order):
@@ -467,7 +458,7 @@ def _end_before_exit() -> None:
 
 def _stop_reads() -> None:
     for lock in list(_READS):
-        lock.acquire(timeout=LONGEST_WAIT)
+        lock.acquire(timeout=remote_files.LONGEST_WAIT)
 
 
 after_fork(_READS.clear)  # a child does not have these threads
