@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from gpuloader.kernels import launching
 from gpuloader.kernels.cast import (
     FLOATS,
     INTEGERS,
@@ -25,16 +26,6 @@ from gpuloader.kernels.cast import (
 )
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
-from gpuloader.kernels.launching import (
-    Work,
-    by_value,
-    check_dtype,
-    check_shape,
-    check_size,
-    declare,
-    spread,
-    takes,
-)
 from gpuloader.kernels.one_hot import one_hot
 
 ENTRIES = {
@@ -46,13 +37,13 @@ ENTRIES = {
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes
 # A row per sample, all alike: a transform's draws have a row per sample, and are staged unchanged.
-_MIX = takes("int32", shape=("samples", _OWN + 1))
+_MIX = launching.takes("int32", shape=("samples", _OWN + 1))
 
 
-@declare(images=takes(shape=("samples", ...)), mix=_MIX)
+@launching.declare(images=launching.takes(shape=("samples", ...)), mix=_MIX)
 def blend(
     images: Any, mix: Any, *, dtype: DTypeLike | None = None, out: Any = None, stream: Any = None
-) -> Work:
+) -> launching.Work:
     """Return each image of a batch blended with the previous one: ``before * (1 - own) + image * own``.
 
     Images may have any shape (n, ...), with fewer than 2**31 values per sample. Each operation is rounded:
@@ -66,12 +57,12 @@ def blend(
     [1.0, 3.0]
     """
     if dtype is None:
-        check_dtype("images", images, NUMPY_FLOATS)
+        launching.check_dtype("images", images, NUMPY_FLOATS)
         name = images.dtype.name
     else:
         name, held = resolve_target(dtype, FLOATS)
-        check_dtype("images", images, [held])
-    values = check_size("values per image", math.prod(images.shape[1:]), 0, 2**31)
+        launching.check_dtype("images", images, [held])
+    values = launching.check_size("values per image", math.prod(images.shape[1:]), 0, 2**31)
 
     def on_host(result: NDArray[Any]) -> None:
         for position in range(len(images)):  # one at a time, so that it stays in the cache
@@ -84,15 +75,17 @@ def blend(
 
     def on_device(result: Any) -> Iterator[Any]:
         # The rest of the structure is of `paste`: no rows, no pixels.
-        counts = by_value([len(images), values, 0, 0, 0])
-        grid = spread(-(-values // _EACH), len(images))
+        counts = launching.by_value([len(images), values, 0, 0, 0])
+        grid = launching.spread(-(-values // _EACH), len(images))
         yield f"blend<{CPP_TYPES[name]}>", grid, (images, mix, result, counts)
 
-    return Work(images.shape, images.dtype, on_host, on_device)
+    return launching.Work(images.shape, images.dtype, on_host, on_device)
 
 
-@declare(images=takes(shape=IMAGES), mix=_MIX)
-def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, stream: Any = None) -> Work:
+@launching.declare(images=launching.takes(shape=IMAGES), mix=_MIX)
+def paste(
+    images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, stream: Any = None
+) -> launching.Work:
     """Return each image of a batch with a window of the previous one pasted in.
 
     Images are those of `crop`. Parts beyond the edge of the images are cut off.
@@ -114,15 +107,15 @@ def paste(images: Any, mix: Any, *, layout: Layout = "CHW", out: Any = None, str
     def on_device(result: Any) -> Iterator[Any]:
         pixel = channels if layout == "HWC" else 1
         values = channels * height * width
-        counts = by_value([len(images), values, width * pixel, height, pixel])
-        grid = spread(-(-values // _EACH), len(images))
+        counts = launching.by_value([len(images), values, width * pixel, height, pixel])
+        grid = launching.spread(-(-values // _EACH), len(images))
         yield f"paste<{WORDS[images.itemsize]}>", grid, (images, mix, result, counts)
 
-    return Work(images.shape, images.dtype, on_host, on_device)
+    return launching.Work(images.shape, images.dtype, on_host, on_device)
 
 
-@declare(labels=takes(shape=("samples", ...)), mix=_MIX)
-def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: Any = None) -> Work:
+@launching.declare(labels=launching.takes(shape=("samples", ...)), mix=_MIX)
+def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: Any = None) -> launching.Work:
     """Return each sample's shares of all classes after `blend` or `paste`, float32 of shape (n, classes).
 
     Labels are integers of shape (n,), and one outside 0 to ``classes - 1`` belongs to no class; or shares,
@@ -134,12 +127,12 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
     >>> mix_labels.on_host(np.array([2, 0]), mix, classes=3).tolist()
     [[0.25, 0.0, 0.75], [0.75, 0.0, 0.25]]
     """
-    classes = check_size("classes", classes, 0)
+    classes = launching.check_size("classes", classes, 0)
     if labels.ndim == 1:
-        check_dtype("labels", labels, INTEGERS)
+        launching.check_dtype("labels", labels, INTEGERS)
     else:
-        check_dtype("labels", labels, NUMPY_FLOATS)
-        check_shape("labels", labels, (None, classes))
+        launching.check_dtype("labels", labels, NUMPY_FLOATS)
+        launching.check_shape("labels", labels, (None, classes))
 
     def on_host(result: NDArray[Any]) -> None:
         rows = one_hot.on_host(labels, classes) if labels.ndim == 1 else labels
@@ -147,10 +140,10 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
             result[...] = _mix_two(np.roll(rows, 1, 0), rows, mix)
 
     def on_device(result: Any) -> Iterator[Any]:
-        arguments = labels, mix, result, by_value([len(labels), classes], np.uint64)
-        yield f"mix_labels<{CPP_TYPES[labels.dtype.name]}>", spread(result.size), arguments
+        arguments = labels, mix, result, launching.by_value([len(labels), classes], np.uint64)
+        yield f"mix_labels<{CPP_TYPES[labels.dtype.name]}>", launching.spread(result.size), arguments
 
-    return Work((len(labels), classes), np.float32, on_host, on_device)
+    return launching.Work((len(labels), classes), np.float32, on_host, on_device)
 
 
 def _mix_two(before: NDArray[Any], own: NDArray[Any], mix: NDArray[np.int32]) -> NDArray[Any]:

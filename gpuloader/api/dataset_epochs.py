@@ -98,8 +98,12 @@ class DatasetEpochs(Epochs):
         is_new = position.seed is None
         if is_new:
             position.seed = self.draw_seed()
-        if batching.torch_sampler is not None:  # otherwise the seed alone determines the order
-            self._draw_torch_order(position, batching, is_new=is_new)
+        if position.torch_order is None:
+            # A state of an earlier release has a seed instead, which means this package's own order.
+            if is_new or not (position.taken or position.batches or position.beyond):
+                position.torch_order = self._draw_order(position.epoch, batching)
+        elif batching.torch_generator is not None and position is self._resumed:
+            position.torch_order.resume(batching.torch_sampler)
         fetching.settle(batching.division)  # ends persistent workers that read for another rank
         if tuner is not None:  # continue with the setting that earlier epochs have found
             self.delivery = self.delivery._replace(prefetch=tuner.setting.prefetch)
@@ -268,15 +272,6 @@ class DatasetEpochs(Epochs):
                 ahead.torch_order.draw_until(self._count_asked(ahead, batching))
         self._ahead = weakref.ref(ahead)
         return ahead, opened
-
-    def _draw_torch_order(self, position: Position, batching: Batching, *, is_new: bool) -> None:
-        """Draw the order of an epoch, which `is_new`, unless its state or its iterator already holds it."""
-        # A state of an earlier release has a seed instead, which means this package's own order.
-        if position.torch_order is None:
-            if is_new or not (position.taken or position.batches or position.beyond):
-                position.torch_order = self._draw_order(position.epoch, batching)
-        elif batching.torch_generator is not None and position is self._resumed:
-            position.torch_order.resume(batching.torch_sampler)
 
     @staticmethod
     def _agrees(batching: Batching) -> bool:

@@ -21,18 +21,7 @@ from gpuloader.batches.schema import NUMBERS, Collation, Fitting, Schema
 from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
-from gpuloader.fields.ragged import (
-    Padding,
-    Ragged,
-    check_step,
-    find_inside,
-    round_up,
-    settle_shape,
-    split_rows,
-    splits_of,
-    write_mask,
-    write_padded,
-)
+from gpuloader.fields import ragged
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, first_piece, number_rows, take_each
 from gpuloader.sources.images.regions import Encoded, Region
@@ -93,11 +82,11 @@ def _stack(rows: Sequence[Array], target: Array) -> None:
 _LONG = 4096  # bytes per row from which copying each row takes less time than a mask over all rows
 
 
-def _pad(parts: Sequence[Array], lengths: Array, pad: Padding, target: Array) -> None:
+def _pad(parts: Sequence[Array], lengths: Array, pad: ragged.Padding, target: Array) -> None:
     """Write rows of these lengths, which lie one after another in the parts, and fill up the short ones.
 
     >>> target = np.zeros((2, 3), int)
-    >>> _pad([np.array([1, 2, 3, 4])], np.array([3, 1]), Padding(-1), target)
+    >>> _pad([np.array([1, 2, 3, 4])], np.array([3, 1]), ragged.Padding(-1), target)
     >>> target
     array([[ 1,  2,  3],
            [ 4, -1, -1]])
@@ -107,7 +96,7 @@ def _pad(parts: Sequence[Array], lengths: Array, pad: Padding, target: Array) ->
         values = _concatenate(parts)
         if is_short:
             target[...] = pad.value
-            target[find_inside(pad, lengths, target.shape[1])] = values
+            target[ragged.find_inside(pad, lengths, target.shape[1])] = values
             return
         parts = np.split(values, np.cumsum(lengths)[:-1])
     for row, part in zip(target, parts, strict=True):
@@ -147,7 +136,7 @@ def _sequences(
     splits: Iterable[Array] | None,
     step: tuple[int, ...],
     feed: FeedSpec,
-    pad: Padding | None,
+    pad: ragged.Padding | None,
 ) -> tuple[list[Column], list[Column]]:
     """Return the columns of a field of varying length: padded, with its extras, or values and row splits.
 
@@ -155,8 +144,8 @@ def _sequences(
     """
     if pad is None:
         values = Column((int(lengths.sum()), *step), feed.dtype, partial(_join, parts))
-        return [values, *map(_whole, splits or [splits_of(lengths)])], []
-    shape = (len(lengths), round_up(int(lengths.max(initial=0)), pad.multiple), *step)
+        return [values, *map(_whole, splits or [ragged.splits_of(lengths)])], []
+    shape = (len(lengths), ragged.round_up(int(lengths.max(initial=0)), pad.multiple), *step)
     padded = Column(shape, feed.dtype, partial(_pad, parts, lengths, pad))
     return [padded], _extra_columns(pad, lengths[:, None], shape)
 
@@ -173,7 +162,7 @@ def _concatenate(arrays: Sequence[Array]) -> Array:
 
 
 def split_columns(
-    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, Padding] | None = None
+    samples: Iterable[Any], rows: SampleRows, pads: Mapping[str, ragged.Padding] | None = None
 ) -> list[Column]:
     """Return one column per dense or padded field, and several per ragged field: values, then row splits.
 
@@ -202,7 +191,8 @@ def split_columns(
                 padded, *more = _padded_columns(column, rows, feed, pad)
                 columns, extras = [*columns, padded], [*extras, *more]
                 continue
-            parts, splits = split_rows(column, feed.dtype, feed.sample_shape, feed.lod_level, rows.conversion)
+            of_feed = feed.dtype, feed.sample_shape, feed.lod_level
+            parts, splits = ragged.split_rows(column, *of_feed, rows.conversion)
         except SampleError as error:
             error.field = feed.name
             raise
@@ -212,7 +202,7 @@ def split_columns(
     return [*columns, *extras]
 
 
-def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Padding) -> list[Column]:
+def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: ragged.Padding) -> list[Column]:
     """Return the columns of a field that is padded along axes other than its first."""
     parts = []
     for index, value in enumerate(values):
@@ -222,20 +212,21 @@ def _padded_columns(values: list[Any], rows: SampleRows, feed: FeedSpec, pad: Pa
             error.index = index
             raise
     shapes = [part.shape for part in parts]
-    shape = (len(parts), *settle_shape(pad, shapes))
+    shape = (len(parts), *ragged.settle_shape(pad, shapes))
     sizes = np.array([[one[axis] for axis in pad.axes] for one in shapes], np.int64)
-    column = Column(shape, feed.dtype, partial(write_padded, pad, parts))
+    column = Column(shape, feed.dtype, partial(ragged.write_padded, pad, parts))
     return [column, *_extra_columns(pad, sizes, tuple(shape[axis + 1] for axis in (-1, *pad.axes)))]
 
 
-def _extra_columns(pad: Padding, sizes: Array, shape: tuple[int, ...]) -> list[Column]:
+def _extra_columns(pad: ragged.Padding, sizes: Array, shape: tuple[int, ...]) -> list[Column]:
     """Return the lengths and the mask of a padded field; its padded axes begin its `shape`."""
     columns = []
     if pad.lengths is not None:
         of_lengths = sizes.shape if len(pad.axes) > 1 else sizes.shape[:1]
         columns.append(_whole(sizes.reshape(of_lengths)))
     if pad.mask is not None:
-        columns.append(Column(shape[: len(pad.axes) + 1], np.dtype(bool), partial(write_mask, pad, sizes)))
+        write = partial(ragged.write_mask, pad, sizes)
+        columns.append(Column(shape[: len(pad.axes) + 1], np.dtype(bool), write))
     return columns
 
 
@@ -262,7 +253,7 @@ def _image_columns(images: list[Any], feed: FeedSpec) -> list[Column]:
     encoded, step = isinstance(images[0], Encoded), images[0].step
     numbers, pixels, nbytes = [], [0], [0]
     for index, one in enumerate(images):
-        check_step(step, one.step, index)
+        ragged.check_step(step, one.step, index)
         numbers.append(one.geometry)
         height, width = one.code.shape[:2] if encoded else (one.shape[0], 1)
         pixels.append(pixels[-1] + height * width)
@@ -358,12 +349,12 @@ def stage_fitting(
 def _holds(column: Any, rows: Rows, feed: FeedSpec | None, dtype: np.dtype[Any] | None) -> bool:
     """Return whether rows of a column, converted to a dtype if one is given, match a field."""
     piece = first_piece(column)
-    if feed is None or not isinstance(piece, np.ndarray | Ragged):
-        return feed is None and not isinstance(piece, np.ndarray | Ragged)
-    values = piece.values if isinstance(piece, Ragged) else piece
+    if feed is None or not isinstance(piece, np.ndarray | ragged.Ragged):
+        return feed is None and not isinstance(piece, np.ndarray | ragged.Ragged)
+    values = piece.values if isinstance(piece, ragged.Ragged) else piece
     if (dtype or values.dtype) != feed.dtype:
         return False
-    if isinstance(piece, Ragged) == bool(feed.lod_level):
+    if isinstance(piece, ragged.Ragged) == bool(feed.lod_level):
         return bool(values.shape[1:] == feed.sample_shape)
     # Lists may all have the length of a dense field, although their type does not say so.
     return not feed.lod_level and all(part.shape == feed.sample_shape for part in take_each(column, rows))
@@ -380,7 +371,7 @@ def _find_first(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
 
 
 def block_columns(
-    block: Block, schema: Schema, pads: Mapping[str, Padding]
+    block: Block, schema: Schema, pads: Mapping[str, ragged.Padding]
 ) -> tuple[list[Column], list[list[Any]]]:
     """Return the columns of a block that `fits`: those of its arrays, and those of all other values."""
     columns: list[Column] = []
@@ -397,7 +388,7 @@ def block_columns(
             parts: list[Array] = []
             lengths: list[Array] = []
             for column, chosen in pieces:
-                if isinstance(column, Ragged) and isinstance(chosen, slice):
+                if isinstance(column, ragged.Ragged) and isinstance(chosen, slice):
                     ends = column.row_splits[0][chosen.start : chosen.stop + 1]
                     parts.append(column.values[ends[0] : ends[-1]])
                     lengths.append(ends[1:] - ends[:-1])
@@ -408,7 +399,7 @@ def block_columns(
             pad = pads.get(feed.name)
             made, more = _sequences(parts, _concatenate(lengths), None, _sizes(feed), feed, pad)
             columns, extras = columns + made, extras + more
-        elif any(isinstance(first_piece(column), Ragged) for column, _ in pieces):
+        elif any(isinstance(first_piece(column), ragged.Ragged) for column, _ in pieces):
             # Lists that all have the length of a dense field.
             rows = [row for column, chosen in pieces for row in take_each(column, chosen)]
             columns.append(Column((count, *rows[0].shape), feed.dtype, partial(_stack, rows)))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpuloader import foreign
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import END, Apart, Reserve, StagedBatch, begin_batch, complete, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
@@ -19,15 +20,6 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, Spec, is_stageable
-from gpuloader.foreign import (
-    can_stage,
-    find_library,
-    is_on_host,
-    is_plain_tensor,
-    is_tensor,
-    needs_gradient,
-    warn_of_class,
-)
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.staging import FieldLayout, Layout, arrange, arrange_last
 
@@ -156,19 +148,19 @@ def _warn_of_classes(tree: Tree, value: Any) -> None:
     """Warn about tensors whose classes are lost."""
     for leaf, entry in zip(tree.leaves, tree.flatten(value), strict=True):
         if leaf.is_array:
-            warn_of_class(entry, leaf.name)
+            foreign.warn_of_class(entry, leaf.name)
 
 
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:
     """Return a function that says whether a value is staged, or stays a Python object."""
     if collation.as_returned:
-        return is_plain_tensor
+        return foreign.is_plain_tensor
     if collation.function is None:
         return is_proper_value
     if not collation.keeps_gradients:
         return is_proper_array
     # Copied into a slot, a tensor would lose the graph that its gradient flows through.
-    return lambda value: not needs_gradient(value) and is_proper_array(value)
+    return lambda value: not foreign.needs_gradient(value) and is_proper_array(value)
 
 
 def _convert_sample(value: Any, feed: FeedSpec) -> Array | Ragged:
@@ -217,7 +209,7 @@ class BatchSignature(NamedTuple):
         fields: list[tuple[Any, Any, _Axes, _Axes, _Axes | None]] = []
         arrays, turned = iter(enumerate(parts.arrays)), dict(parts.layout.turned)
         for leaf, entry in zip(tree.leaves, entries, strict=True):
-            if leaf.is_array and (type(entry) is np.ndarray or is_tensor(entry)):
+            if leaf.is_array and (type(entry) is np.ndarray or foreign.is_tensor(entry)):
                 number, array = next(arrays)
                 order = None
                 if number in turned:
@@ -321,7 +313,7 @@ class NestedStager:
             # The first batch with arrays determines the library for all: a later one may have none to tell
             # from.
             if parts.arrays and not self._settled:
-                owners = map(find_library, parts.tree.flatten(batch))
+                owners = map(foreign.find_library, parts.tree.flatten(batch))
                 library = next((one for one in owners if one not in (None, "numpy")), None)
                 self._library = intake.settle(library)
                 self._settled = True
@@ -352,7 +344,7 @@ class NestedStager:
 
     def _is_staged(self, value: Any) -> bool:
         intake = self._intake
-        return is_copied(value) and not (intake.stays and find_library(value) == intake.output)
+        return is_copied(value) and not (intake.stays and foreign.find_library(value) == intake.output)
 
     def _is_apart(self, array: Array) -> bool:
         """Return whether a device can copy an array from where it lies, because it is pinned."""
@@ -421,8 +413,8 @@ def is_copied(value: Any) -> bool:
     """
     if isinstance(value, np.ndarray):
         return is_stageable(value.dtype)
-    if is_tensor(value):
-        return can_stage(value)
+    if foreign.is_tensor(value):
+        return foreign.can_stage(value)
     if isinstance(value, Ragged):
         return all(map(is_copied, (value.values, *value.row_splits)))
     # Single numbers are passed through: a step count is for the host, and 8 bytes are not worth a copy.
@@ -430,7 +422,7 @@ def is_copied(value: Any) -> bool:
     if not is_array or isinstance(value, np.generic):
         return False
     try:
-        elsewhere = hasattr(value, "__dlpack_device__") and not is_on_host(value)
+        elsewhere = hasattr(value, "__dlpack_device__") and not foreign.is_on_host(value)
         return not elsewhere and is_stageable(np.asarray(value).dtype)
     except Exception:  # another library may raise anything, for example for an array on several devices
         return False

@@ -21,15 +21,7 @@ from gpuloader import foreign
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, SampleError, describe_error
 from gpuloader.order.order import Shuffled, as_indices, check_whole, interleave
 from gpuloader.order.randomness import GeneratorLike
-from gpuloader.sources.array_rows import (
-    ArrayRows,
-    check_array,
-    check_index,
-    check_rows,
-    find_arrays,
-    locate,
-    own_method,
-)
+from gpuloader.sources import array_rows
 from gpuloader.sources.block import Block, each_row, join_samples
 from gpuloader.system.iterators import refuse_read
 
@@ -159,7 +151,7 @@ class _Combined(Dataset[S]):
             refuse_mix(one, f"a {type(self).__name__}", self._instead_of_a_mix)
 
     def __getitem__(self, index: Any) -> S:
-        rows = locate(self, index)
+        rows = array_rows.locate(self, index)
         if isinstance(rows, int):
             return self._read_one(rows)
         return cast("S", join_samples(self._read(list(each_row(rows)))))
@@ -219,7 +211,7 @@ class ConcatDataset(_Combined[S]):
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
         # Each dataset is asked once per batch, because one call may be one request to a store.
-        found = [self._find(check_index(self, index)) for index in indices]
+        found = [self._find(array_rows.check_index(self, index)) for index in indices]
         samples: list[Any] = [None] * len(found)
         for which in {which for which, _ in found}:
             slots = [slot for slot, (owner, _) in enumerate(found) if owner == which]
@@ -404,10 +396,10 @@ class Subset(Dataset[S]):
         self.indices = listed
         rows = as_indices("indices", listed)
         if checks:
-            check_rows(dataset, rows, len(dataset))
+            array_rows.check_rows(dataset, rows, len(dataset))
 
     def __getitem__(self, index: Any) -> S:
-        rows = locate(self, index)
+        rows = array_rows.locate(self, index)
         if isinstance(rows, int):
             return self.dataset[self._at(rows)]
         # These do not accept a list of indices themselves.
@@ -430,18 +422,18 @@ class Subset(Dataset[S]):
         return self._read if is_whole else pass_on(self, Subset, self._read, [self.dataset])
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
-        return read_many(self.dataset, [self._at(check_index(self, index)) for index in indices])
+        return read_many(self.dataset, [self._at(array_rows.check_index(self, index)) for index in indices])
 
     @property
     def take_block(self) -> Callable[[Sequence[int]], Block]:
         """Reads several samples in columns; exists only if the dataset has it."""
-        take = None if self._by_key else own_method(self.dataset, "take_block")
+        take = None if self._by_key else array_rows.own_method(self.dataset, "take_block")
         if take is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
-        return lambda indices: take([self._at(check_index(self, index)) for index in indices])
+        return lambda indices: take([self._at(array_rows.check_index(self, index)) for index in indices])
 
-    def _array_rows(self) -> ArrayRows | None:
-        source = None if self._by_key else find_arrays(self.dataset)
+    def _array_rows(self) -> array_rows.ArrayRows | None:
+        source = None if self._by_key else array_rows.find_arrays(self.dataset)
         if source is None:
             return None
         rows = find_rows(self)
@@ -451,7 +443,7 @@ class Subset(Dataset[S]):
 def find_rows(subset: Any) -> NDArray[np.int64]:
     """Return which rows of its dataset a subset has, counted from the front."""
     dataset = subset.dataset
-    return check_rows(dataset, as_indices("indices", subset.indices), len(dataset))
+    return array_rows.check_rows(dataset, as_indices("indices", subset.indices), len(dataset))
 
 
 def _check_equal(kind: str, unit: str, given: Sequence[Sized]) -> None:
@@ -522,7 +514,7 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
                 f"a TensorDataset takes one array per field, got a list of {len(given)} lists; if these are "
                 "rows, write TensorDataset(numpy.array(rows)), if they are fields, TensorDataset(*fields)"
             )
-        rows = [check_array(position, array) for position, array in enumerate(given)]
+        rows = [array_rows.check_array(position, array) for position, array in enumerate(given)]
         _check_equal("array", "rows", rows)
         self.tensors = tuple(
             one if foreign.is_tensor(one) else array for one, array in zip(given, rows, strict=True)
@@ -538,15 +530,15 @@ class TensorDataset(Dataset[tuple[Any, ...]]):
             # None, True, a tensor of uint8 and others mean something to a tensor but not to our datasets.
             with suppress(IndexError, TypeError, ValueError):
                 return tuple([tensor[index] for tensor in self.tensors])
-        rows = locate(self, index)
+        rows = array_rows.locate(self, index)
         return tuple([tensor[rows] for tensor in self.tensors])
 
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def _array_rows(self) -> ArrayRows | None:
+    def _array_rows(self) -> array_rows.ArrayRows | None:
         # Rows of a custom class, which only indexing creates.
-        return None if any(map(foreign.has_own_class, self.tensors)) else ArrayRows(self.arrays)
+        return None if any(map(foreign.has_own_class, self.tensors)) else array_rows.ArrayRows(self.arrays)
 
     def __getstate__(self) -> dict[str, Any]:
         # As arrays, because worker processes share the memory of arrays but would copy tensors.
@@ -595,7 +587,7 @@ class ComposeDataset(_Combined[tuple[Any, ...]]):
         return _flatten(dataset[position] for dataset in self.datasets)
 
     def _read(self, indices: Sequence[int]) -> list[Any]:
-        positions = [check_index(self, index) for index in indices]
+        positions = [array_rows.check_index(self, index) for index in indices]
         return list(map(_flatten, zip(*[read_many(one, positions) for one in self.datasets], strict=True)))
 
 

@@ -107,7 +107,12 @@ def pack(value: object) -> Parcel:
         except MemoryError:
             raise
         except Exception as error:
-            raise Unshippable(_explain(value, error)) from error
+            path, culprit, cause = blame(value, error)
+            hint = ""
+            if not has_cloudpickle() and isinstance(culprit, FunctionType | type):
+                hint = "; install cloudpickle to pickle functions and classes by value"
+            problem = f"cannot be pickled ({type(cause).__name__}: {cause})"
+            raise Unshippable(f"{type(value).__name__}{path} {problem}{hint}") from error
         nbytes = _write_beside(descriptor, pickled.nbytes, contents.memory)
         seal(descriptor, writable=False)
     except BaseException:
@@ -376,14 +381,6 @@ class _MappedFile:
 
 
 # What could not be pickled: the error names the attribute or item, not only its type.
-
-
-def _explain(value: object, error: Exception) -> str:
-    path, culprit, cause = blame(value, error)
-    hint = ""
-    if not has_cloudpickle() and isinstance(culprit, FunctionType | type):
-        hint = "; install cloudpickle to pickle functions and classes by value"
-    return f"{type(value).__name__}{path} cannot be pickled ({type(cause).__name__}: {cause}){hint}"
 
 
 def blame(value: object, error: Exception) -> tuple[str, object, Exception]:

@@ -159,7 +159,9 @@ def _lines(
                 yield held
             return
         if at < stop:
-            end = _end_of_rows(held, quote)
+            end = held.rfind(b"\n") + 1  # of the last whole row
+            while quote and held.count(quote, 0, end) % 2:
+                end = held.rfind(b"\n", 0, held.rfind(quote, 0, end)) + 1
         else:
             end = held.find(b"\n", stop - 1 - begun) + 1
             while quote and held.count(quote, 0, end) % 2:
@@ -171,14 +173,6 @@ def _lines(
             held = held[end:]
         elif len(held) > _LONGEST_LINE:
             raise DataFileError(f"the line from byte {begun:,} on has over 256 MiB", file=url)
-
-
-def _end_of_rows(text: bytes, quote: bytes) -> int:
-    """Return where the last whole row of a text ends; 0 if there is none."""
-    end = text.rfind(b"\n") + 1
-    while quote and text.count(quote, 0, end) % 2:
-        end = text.rfind(b"\n", 0, text.rfind(quote, 0, end)) + 1
-    return end
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

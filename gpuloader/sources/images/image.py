@@ -13,19 +13,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from gpuloader.errors import DecodeError, SampleError, SourceError
 from gpuloader.foreign import is_instance
-from gpuloader.sources.images.decoding import (
-    EIGHTHS,
-    Header,
-    Pixels,
-    load_pillow,
-    load_turbo,
-    open_by_pillow,
-    raise_for_file,
-    read_header,
-    shrink_size,
-    take_scratch,
-    turn_upright,
-)
+from gpuloader.sources.images import decoding
 from gpuloader.sources.images.regions import Code, Part
 
 # ---------------------------------------------------------------------------------------------------------
@@ -132,7 +120,7 @@ class Affine(NamedTuple):
 
     def transform(self, image: Any, filter: str, fill: int = 0) -> Any:  # noqa: A002
         """Return the result for a Pillow image, with another filter; `fill` is the value outside."""
-        pillow = load_pillow()
+        pillow = decoding.load_pillow()
         kind, (height, width) = pillow.Resampling[filter.upper()], self.size
         return image.transform((width, height), pillow.Transform.AFFINE, self.matrix, kind, fillcolor=fill)
 
@@ -193,7 +181,7 @@ class Image:
         self.data: bytes = data if isinstance(data, bytes) else bytes(data)
         self.file = file
         self.upright = upright
-        self._header: Header | None = None
+        self._header: decoding.Header | None = None
 
     @classmethod
     def read(cls, path: str | os.PathLike[str], *, upright: bool = False) -> Image:
@@ -206,10 +194,10 @@ class Image:
         return cls(data, str(path), upright=upright)
 
     @property
-    def header(self) -> Header:
+    def header(self) -> decoding.Header:
         """What the file says about itself."""
         if self._header is None:
-            self._header = read_header(self.data, self.file, upright=self.upright)
+            self._header = decoding.read_header(self.data, self.file, upright=self.upright)
         return self._header
 
     @property
@@ -217,54 +205,56 @@ class Image:
         """Height, width and 3."""
         return (*self.header.size, 3)
 
-    def decode(self) -> Pixels:
+    def decode(self) -> decoding.Pixels:
         """Return the pixels in memory of their own, uint8 of shape (height, width, 3)."""
         own = np.empty(self.shape, np.uint8)
-        pixels = self.decode_at(EIGHTHS, own)
+        pixels = self.decode_at(decoding.EIGHTHS, own)
         return own if pixels is own else np.array(pixels)
 
     def plan_decoding(self, geometry: Geometry) -> tuple[int, Geometry]:
         """Return the eighths of its size to decode the image at, and the geometry for its pixels then."""
         if not geometry.scaled or geometry.filter is None or not self.header.is_turbo:
-            return EIGHTHS, geometry
+            return decoding.EIGHTHS, geometry
         left, top, right, bottom = geometry.box
         needed = max(geometry.size[0] / (bottom - top), geometry.size[1] / (right - left))
         # The box stays at least as large as its result. Only halves are chosen: libjpeg-turbo takes twice as
         # long for 7 / 8 as for the whole image, because it has vector code only for the whole, a half, a
         # quarter and an eighth.
-        shrink = next((part for part in (1, 2, 4) if part >= needed * EIGHTHS), EIGHTHS)
-        if shrink == EIGHTHS:
+        shrink = next((part for part in (1, 2, 4) if part >= needed * decoding.EIGHTHS), decoding.EIGHTHS)
+        if shrink == decoding.EIGHTHS:
             return shrink, geometry
         size = height, width = self.header.size
-        tall, wide = shrink_size(size, shrink)
+        tall, wide = decoding.shrink_size(size, shrink)
         down, across = tall / height, wide / width
         box = left * across, top * down, min(right * across, wide), min(bottom * down, tall)
         return shrink, geometry._replace(box=box)
 
-    def decode_at(self, shrink: int, out: Pixels | None = None) -> Pixels | Any:
+    def decode_at(self, shrink: int, out: decoding.Pixels | None = None) -> decoding.Pixels | Any:
         """Return the pixels at `shrink` eighths of the size, for use until this thread decodes another image.
 
         They are an array, or an image of Pillow of mode RGB, and lie in `out` if the decoder can write there.
         Raises `DecodeError` if the image cannot be decoded, or its size differs from what its header says.
         """
         data, (stored, _, is_turbo, orientation, _) = self.data, self.header
-        size = height, width = shrink_size(stored, shrink)
+        size = height, width = decoding.shrink_size(stored, shrink)
         try:
             if is_turbo:
-                into = take_scratch((*size, 3)) if out is None or orientation > 1 else out
+                into = decoding.take_scratch((*size, 3)) if out is None or orientation > 1 else out
                 try:
                     # It takes a minimum size instead of a factor, and then looks for the factor.
-                    found = load_turbo().decode_jpeg(
+                    found = decoding.load_turbo().decode_jpeg(
                         data, "RGB", min_height=height, min_width=width, buffer=into
                     )
                 except ValueError:
                     pass  # It also refuses what libjpeg only warns about, so Pillow decides what is damaged.
                 else:
                     if found.shape == into.shape:  # it is a view of `into`
-                        return into if orientation == 1 else turn_upright(into, orientation)
-            with open_by_pillow(data) as image:
-                if shrink < EIGHTHS:
-                    image.draft(None, tuple(length * shrink // EIGHTHS for length in reversed(stored)))
+                        return into if orientation == 1 else decoding.turn_upright(into, orientation)
+            with decoding.open_by_pillow(data) as image:
+                if shrink < decoding.EIGHTHS:
+                    image.draft(
+                        None, tuple(length * shrink // decoding.EIGHTHS for length in reversed(stored))
+                    )
                 image.load()
                 if image.mode != "RGB":  # converting an RGB image would copy it
                     image = image.convert("RGB")
@@ -272,9 +262,9 @@ class Image:
                 got = f"{image.height} x {image.width}"
                 problem = f"expected {height} x {width} pixels, as the header says, got {got}"
                 raise DecodeError(problem, file=self.file)
-            return image if orientation == 1 else turn_upright(np.array(image), orientation)
+            return image if orientation == 1 else decoding.turn_upright(np.array(image), orientation)
         except Exception as error:
-            raise_for_file(error, self.file)
+            decoding.raise_for_file(error, self.file)
 
     def find_decodable(self, shrink: int, part: Part) -> Part:
         """Return the part that `decode_part` decodes to get the right pixels of a part: itself, or more.
@@ -294,12 +284,12 @@ class Image:
         # edges of what it decodes, and not at all if that is very narrow. So one more column is decoded on
         # each side.
         top, left, bottom, right = part
-        _, width = shrink_size(header.size, shrink)
-        unit = max(header.unit * shrink // EIGHTHS, 1)
+        _, width = decoding.shrink_size(header.size, shrink)
+        unit = max(header.unit * shrink // decoding.EIGHTHS, 1)
         left = max(min(left - 1, width - INTERPOLATED), 0) // unit * unit
         return top, left, bottom, min(max(right + 1, left + INTERPOLATED), width)
 
-    def decode_part(self, shrink: int, part: Part, out: Pixels | None = None) -> Pixels:
+    def decode_part(self, shrink: int, part: Part, out: decoding.Pixels | None = None) -> decoding.Pixels:
         """Return the pixels of what `find_decodable` returned, as `decode_at` does.
 
         Only the part that `find_decodable` was given has the whole image's pixels. `out` may have any shape
@@ -307,7 +297,7 @@ class Image:
         """
         top, left, bottom, right = part
         shape = bottom - top, right - left, 3
-        whole = shrink_size(self.header.size, shrink)
+        whole = decoding.shrink_size(self.header.size, shrink)
         into = None if out is None else out.reshape(shape)
         # The decoder of whole images decodes a whole image, straight into its final memory if it can.
         is_whole = into is not None and part == (0, 0, *whole)
@@ -315,7 +305,7 @@ class Image:
             from gpuloader.sources.images.turbojpeg import load_turbojpeg
 
             if (decoder := load_turbojpeg()) is not None:
-                target = take_scratch(shape, (*whole, 3)) if into is None else into
+                target = decoding.take_scratch(shape, (*whole, 3)) if into is None else into
                 if decoder.decode_part(self.data, part, shrink, target):
                     return target if out is None else out
         image = self.decode_at(shrink, into if is_whole else None)
@@ -331,7 +321,7 @@ class Image:
 
     def to_pillow(self) -> Any:
         """Return the image as a Pillow image of mode RGB; raises the errors of the class."""
-        return load_pillow().fromarray(self.decode())
+        return decoding.load_pillow().fromarray(self.decode())
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
@@ -361,7 +351,7 @@ def _make(data: bytes, file: str, upright: bool) -> Image:
 # Other values that count as images
 
 
-def decode_code(code: Code) -> Pixels:
+def decode_code(code: Code) -> decoding.Pixels:
     """Return the pixels of the region that a code holds, uint8 of shape (height, width, channels).
 
     Raises `DecodeError` if the encoded image cannot be decoded.
@@ -382,7 +372,7 @@ def is_encoded(value: object) -> bool:
     return isinstance(value, _Bytes) or (isinstance(value, Mapping) and set(value) == {"bytes", "path"})
 
 
-def as_image(value: Any) -> Image | Pixels | Any:
+def as_image(value: Any) -> Image | decoding.Pixels | Any:
     """Return a value of a field of images as something to resample.
 
     The value is an `Image`; the bytes of one, alone or in a dict with its path; a Pillow image; or uint8
@@ -412,7 +402,7 @@ def as_image(value: Any) -> Image | Pixels | Any:
     return np.ascontiguousarray(pixels)
 
 
-def size_of(image: Image | Pixels | Any) -> tuple[int, int]:
+def size_of(image: Image | decoding.Pixels | Any) -> tuple[int, int]:
     """Return the height and width of what `as_image` returned.
 
     >>> size_of(np.zeros((3, 4, 3), np.uint8))

@@ -172,7 +172,11 @@ def _from_pandas(series: Any, name: str) -> Column:
 
     dtype = series.dtype
     if isinstance(dtype, pd.CategoricalDtype):
-        return _from_categories(series, name)
+        codes, categories = series.cat.codes.to_numpy(), series.cat.categories
+        if isinstance(categories.dtype, np.dtype) and is_stageable(categories.dtype):
+            refuse_nulls(int(series.isna().sum()), len(series), name)
+            return _from_array(categories.to_numpy()[codes], name)
+        return Coded(categories.tolist(), codes)
     if isinstance(dtype, pd.SparseDtype):
         series = series.sparse.to_dense()
         dtype = series.dtype
@@ -190,14 +194,6 @@ def _from_pandas(series: Any, name: str) -> Column:
     # pandas has several objects that mean a missing value.
     missing = series.isna()
     return _from_list([None if gone else value for value, gone in zip(series, missing, strict=True)], name)
-
-
-def _from_categories(series: Any, name: str) -> Column:
-    codes, categories = series.cat.codes.to_numpy(), series.cat.categories
-    if isinstance(categories.dtype, np.dtype) and is_stageable(categories.dtype):
-        refuse_nulls(int(series.isna().sum()), len(series), name)
-        return _from_array(categories.to_numpy()[codes], name)
-    return Coded(categories.tolist(), codes)
 
 
 def _from_array(array: NDArray[Any], name: str) -> Column:
