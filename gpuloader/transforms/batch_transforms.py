@@ -149,6 +149,11 @@ class Normalize(KeepsLayout, Checked):
         _, height, width = find_sizes(inputs, self.layout, clips=True)
         return draw_windows(words, (height, width), self.crop or (height, width), flip=self.flip)
 
+    @property
+    def arrangement(self) -> tuple[str, tuple[int, ...] | None]:
+        """The result's layout in memory, and the order in which its dimensions are delivered."""
+        return ("HWC", _CHANNELS_FIRST) if self.to == CHANNELS_LAST else (self.to, None)
+
     def bind(self, inputs: Sequence[Spec]) -> KernelCall | Chain:
         """Return the computation for a batch."""
         _, *size = find_sizes(inputs, self.layout, self.crop, (np.uint8, np.float32), clips=True)
@@ -166,8 +171,7 @@ class Normalize(KeepsLayout, Checked):
 
 def finish_options(last: Normalize) -> dict[str, Any]:
     """Return the options of `KernelCall.settle` with which a kernel that makes images finishes them."""
-    # Its layout in memory, and the order in which its dimensions are delivered.
-    layout, axes = ("HWC", _CHANNELS_FIRST) if last.to == CHANNELS_LAST else (last.to, None)
+    layout, axes = last.arrangement
     constants = {"mean": last.mean, "std": last.std, "scale": last.scale}
     return {"axes": axes, "out_layout": layout, "dtype": last.dtype, **constants}
 

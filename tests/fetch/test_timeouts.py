@@ -27,7 +27,7 @@ released = threading.Event()
 @pytest.fixture(autouse=True)
 def nothing_released(monkeypatch):
     """Let what still hangs in a thread go at the end, because a thread cannot be killed."""
-    monkeypatch.setattr(threads, "CLOSING_TIME", 0.1)  # no time is enough for it to end
+    monkeypatch.setattr(threads.contract, "CLOSING_TIME", 0.1)  # no time is enough for it to end
     released.clear()
     yield
     released.set()

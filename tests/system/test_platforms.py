@@ -213,7 +213,7 @@ def test_a_system_without_processes_for_us_says_so_at_once(monkeypatch):
 
 
 def test_nothing_is_forked_unasked_where_python_does_not_fork(monkeypatch):
-    monkeypatch.setattr("gpuloader.fetch.processes.workers.default_method", lambda: "spawn")
+    monkeypatch.setattr("gpuloader.system.processes.default_method", lambda: "spawn")
     dataset = Made(square, 12)
     dataset.lock = threading.Lock()
     with pytest.raises(LoaderError, match=r"lock cannot be pickled.*start_method='fork'"):
