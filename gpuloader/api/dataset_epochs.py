@@ -261,7 +261,9 @@ class DatasetEpochs(Epochs):
         ahead, opened = Position(self.draw_seed(), self._next), None
         # What ranks agree on waits until the epoch's number is known.
         draws = self.workers.count and not self._agrees(batching)
-        if draws and may_open and self.delivery.has_host and self._fetching.starts_early:
+        # With static=True, it would be refused while an epoch runs that may end by its first step.
+        may_open = may_open and self.delivery.has_host and None in self.delivery.statics
+        if draws and may_open and self._fetching.starts_early:
             # The workers ask the sampler for indices now; it may draw them from a generator of the program's.
             opened = self.open_early(ahead)
             opened[1].hand_out()

@@ -157,8 +157,12 @@ class Iteration(Iterator[Any]):
 
     def hand_out(self) -> None:
         """Let workers, which are processes, begin before the first step is requested, as PyTorch's do."""
-        if self._epoch is not None:
+        assert self._epoch is not None
+        try:
             cast("ProcessWorkers", self._epoch.fetch).hand_out()
+        except BaseException:
+            self.close()
+            raise
 
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""

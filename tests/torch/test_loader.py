@@ -6,12 +6,13 @@ import pickle
 import numpy as np
 import pytest
 
+from tests.fakes import children, wait_until
 from tests.sample_sets import Made, values
 
 torch = pytest.importorskip("torch")
 
 import gpuloader  # noqa: E402
-from gpuloader import CPUPlace, CUDAPlace  # noqa: E402
+from gpuloader import CPUPlace, CUDAPlace, LoaderError  # noqa: E402
 from gpuloader.api.torch_loader import _find_pin  # noqa: E402
 from gpuloader.devices.places import parse_place  # noqa: E402
 from gpuloader.torch import DataLoader  # noqa: E402
@@ -33,6 +34,49 @@ def test_flags_may_be_numbers(name, flag):
         torch.manual_seed(2)
         batches.append([batch.tolist() for batch in loader(range(7), num_workers=1, **{name: flag})])
     assert batches[0] == batches[1]
+
+
+class Interrupting:
+    """A sampler in which a Ctrl-C comes at one of its indices."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __len__(self):
+        return 12
+
+    def __iter__(self):
+        for index in range(12):
+            if index == self.at:
+                raise KeyboardInterrupt
+            yield index
+
+
+def test_an_interrupt_while_workers_get_their_first_indices_leaves_none():
+    before = children()
+    with pytest.raises(KeyboardInterrupt):
+        iter(DataLoader(range(12), sampler=Interrupting(3), num_workers=2))
+    wait_until(lambda: children() == before)
+
+
+def test_an_interrupt_after_a_batch_ends_the_epoch():
+    loader = DataLoader(range(12), 2, sampler=Interrupting(9), num_workers=2, prefetch_factor=1)
+    epoch = iter(loader)
+    assert [next(epoch).tolist(), next(epoch).tolist()] == [[0, 1], [2, 3]]
+    with pytest.raises(KeyboardInterrupt):
+        next(epoch)
+    with pytest.raises(LoaderError, match="interrupted"):
+        next(epoch)
+    assert loader.state_dict()["batches"] == 2
+
+
+def test_static_batches_of_an_iterator_that_replaces_another():
+    """The first epoch ends only once its iterator is replaced, so the second does not open before."""
+    loader = DataLoader(range(12), 2, static=True, num_workers=2)
+    epoch = iter(loader)
+    assert next(epoch).tolist() == [0, 1]
+    epoch = iter(loader)
+    assert next(epoch).tolist() == [0, 1]
 
 
 @pytest.mark.parametrize("generator", [3, np.random.default_rng(0)])

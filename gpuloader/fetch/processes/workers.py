@@ -430,14 +430,18 @@ class ProcessWorkers:
         if not self._has_looked:
             self._has_looked = True
             self._hear(0)  # notices workers that died since the last epoch
+        staged = None
         try:
             self.hand_out()
             staged = self.window.deliver()
             if staged is not None:
                 self.hand_out()  # now, not with the next request: the worker begins while the user computes
             return staged
-        except KeyboardInterrupt:  # perhaps in the middle of a message
-            self._broken = True
+        except BaseException as error:
+            # A Ctrl-C comes perhaps in the middle of a message.
+            self._broken = self._broken or isinstance(error, KeyboardInterrupt)
+            if staged is not None:
+                self.window.ring.release(staged.slot)
             raise
 
     def hand_out(self) -> None:
