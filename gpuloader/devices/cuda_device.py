@@ -397,11 +397,9 @@ class _Away(_Here):
 
     def __enter__(self) -> CudaCalls:
         driver = cuda.cupy.cuda.driver
-        try:
+        with _Here(self._calls):
             self._before = driver.ctxGetCurrent()
             driver.ctxSetCurrent(self._calls.find_context())
-        except Exception as error:
-            raise _translate(self._calls.index, error) or error from error
         calls = copy.copy(self._calls)
         # A thread without a context captures nothing, and asking could create one.
         calls._home = self._home if self._before else None

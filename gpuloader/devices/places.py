@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import cast
 
+from gpuloader.checks import check_count
 from gpuloader.devices.base import Device
 from gpuloader.devices.host import HostDevice
 from gpuloader.errors import PlaceError
@@ -160,10 +161,7 @@ def cuda_pinned_places(device_count: int | None = None) -> list[CUDAPinnedPlace]
 
 
 def _count_places(device_count: int | None) -> int:
-    count = read_cpu_num() if device_count is None else device_count
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"device_count must be an integer of 1 or more, got {count!r}")
-    return count
+    return read_cpu_num() if device_count is None else check_count("device_count", device_count)
 
 
 def read_cpu_num() -> int:
