@@ -113,16 +113,12 @@ class StoredArrays(ColumnDataset):
                 self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
             for name, array in arrays_here.items():
                 if not array.shape:
-                    problem = "expected an array with a first dimension, got a single value"
-                    raise DataFileError(problem, column=name)
+                    raise self._fault("expected an array with a first dimension, got a single value", name)
             lengths = {name: int(array.shape[0]) for name, array in arrays_here.items()}
             if not lengths:
-                raise DataFileError("there are no arrays at the top level; name those to read in arrays")
+                raise self._fault("there are no arrays at the top level; name those to read in arrays")
             if len(set(lengths.values())) > 1:
-                raise DataFileError(f"arrays must have the same number of rows, got {lengths}")
-        except DataFileError as error:
-            error.file = self._url
-            raise
+                raise self._fault(f"arrays must have the same number of rows, got {lengths}")
         finally:
             self.close()  # so that forked workers do not share the store
         self._length = next(iter(lengths.values()))

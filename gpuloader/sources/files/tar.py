@@ -146,7 +146,7 @@ class TarDataset(ShardDataset[Any]):
         url = self._urls[shard]
         # tarfile and the decompressors raise many types
         reading = damaged("the file is truncated or not a tar file: ", Exception, file=url)
-        with open_source(url, self._tries, buffered=True) as file, reading, _unpacked(file, url) as stream:
+        with open_source(url, self._tries, buffered=True) as file, reading, _unpacked(file) as stream:
             samples = _group(stream, url)
             for _ in itertools.islice(samples, skip):
                 pass
@@ -182,8 +182,7 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
             if ending in sample:
                 raise DataFileError(
                     f"one sample has two members with the name {member.name!r}, in capitals or not; rename "
-                    "one, or write the members of a sample one after another and each once",
-                    file=url,
+                    "one, or write the members of a sample one after another and each once"
                 )
             # Directly, because tarfile's own reader of a member takes longer than its bytes. Only that reader
             # would notice the end of the file: `next` seeks on towards any size that a damaged header claims.
@@ -256,7 +255,7 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _unpacked(file: BinaryIO, url: str) -> Iterator[Any]:
+def _unpacked(file: BinaryIO) -> Iterator[Any]:
     """Yield a tar file's decompressed contents, and raise `DataFileError` if it is truncated.
 
     tarfile itself accepts a truncated file if it is cut between members or compressed.
@@ -274,6 +273,6 @@ def _unpacked(file: BinaryIO, url: str) -> Iterator[Any]:
             return
     if not whole:
         raise DataFileError(
-            "the file is truncated or not a tar file: the block of zeros at its end is missing", file=url
+            "the file is truncated or not a tar file: the block of zeros at its end is missing"
         )
     yield file

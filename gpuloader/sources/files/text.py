@@ -129,14 +129,14 @@ class TextDataset(TableShards):
             if file.packed:
                 with pa.CompressedInputStream(source, file.packed) as stream:
                     stream.read(start)  # the header
-                    yield _lines(stream.read, start, stop, self._quote, url)
+                    yield _lines(stream.read, start, stop, self._quote)
             else:
                 source.seek(start - (start > file.first))
-                yield _lines(source.read, start, stop, self._quote, url, within=start > file.first)
+                yield _lines(source.read, start, stop, self._quote, within=start > file.first)
 
 
 def _lines(
-    read: Callable[[int], bytes], start: int, stop: int, quote: bytes, url: str, *, within: bool = False
+    read: Callable[[int], bytes], start: int, stop: int, quote: bytes, *, within: bool = False
 ) -> Iterator[bytes]:
     """Yield the lines that begin in a range of a file, at least one line and about 1 MiB at a time.
 
@@ -172,7 +172,7 @@ def _lines(
                 return
             held = held[end:]
         elif len(held) > _LONGEST_LINE:
-            raise DataFileError(f"the line from byte {begun:,} on has over 256 MiB", file=url)
+            raise DataFileError(f"the line from byte {begun:,} on has over 256 MiB")
 
 
 @dataclass(kw_only=True, eq=False, repr=False)

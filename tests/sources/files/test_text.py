@@ -130,7 +130,7 @@ def test_each_row_is_in_one_range_however_a_file_is_cut(lines, quoted, last, pie
                 return data[at - count : at]
 
             cut = text._lines(
-                read, start, min(start + step, len(data)), b'"' if quoted else b"", "a", within=start > 0
+                read, start, min(start + step, len(data)), b'"' if quoted else b"", within=start > 0
             )
             found += list(cut)
     assert b"".join(found) == data
