@@ -15,9 +15,10 @@ from gpuloader.errors import install_command
 from gpuloader.kernels.compiler import OPTIONS, find_nvrtc, kernel_entries, kernel_names, read_source
 from gpuloader.system.platforms import usable_cores
 
-# Compute capabilities times ten: of Turing, the oldest that CUDA 13 knows, Ampere, Hopper and Blackwell.
-# With 86, 89 and 100, it took half a minute more, and they told nothing that these do not.
-ARCHITECTURES = (75, 80, 90, 120)
+# Compute capabilities times ten: of Turing, the oldest that CUDA 13 knows, Hopper and Blackwell. The kernels'
+# own branches are these: with or without instructions for bfloat16, and how many threads a multiprocessor
+# holds. Every other architecture takes one of them, and 40 s of a core to compile.
+ARCHITECTURES = (75, 90, 120)
 
 
 class CompileError(Exception):

@@ -10,7 +10,7 @@ needs_nvrtc = pytest.mark.skipif(compiler.find_nvrtc() is None, reason="NVRTC is
 
 @needs_nvrtc
 def test_every_entry_compiles():
-    """Of one kernel; `make kernels` compiles them all, for four architectures and some entries alone."""
+    """Of one kernel; `make kernels` compiles them all, for three architectures and some entries alone."""
     for entries in (None, compiling.kernel_entries("one_hot")[:1]):
         assert compiling.compile_kernel("one_hot", 90, entries)[:4] == b"\x7fELF"
 
