@@ -235,7 +235,8 @@ def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
     feed, parts = rows.feeds[field], list[Array]()
     # Labels are Python numbers of one type, which NumPy converts in one call. Integers may be too large.
     kinds = {*map(type, column)}
-    if len(feed.shape) == 1 and len(kinds) == 1 and NUMBERS.get(*kinds) == feed.dtype:
+    known = [NUMBERS[kind] for kind in kinds if kind in NUMBERS]
+    if len(feed.shape) == 1 and len(kinds) == 1 and known == [feed.dtype]:
         numbers = np.array(column)
         if numbers.dtype == feed.dtype:
             return _whole(numbers)

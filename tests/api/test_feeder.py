@@ -171,3 +171,10 @@ def test_feed_lists():
 def test_what_is_refused(feeds, place, error, message):
     with pytest.raises(error, match=message):
         DataFeeder(feeds, place)
+
+
+def test_a_masked_number_is_refused_whatever_the_dtype():
+    """NumPy takes None, which stands for an unknown type of numbers, for float64."""
+    for dtype in ("float32", "float64", "int64"):
+        with pytest.raises(FeedError, match="masked elements"):
+            DataFeeder([data("x", [None], dtype)], "cpu").feed([(np.ma.masked_array(1, True),)])
