@@ -28,8 +28,16 @@ else:
     # Without PyTorch, a star import does without its names.
     _has_torch = sys.modules.get("torch") or find_spec("torch")
     __all__ = sorted(name for name, home in _homes.items() if _has_torch or home.startswith("gpuloader"))
-    # Star imports do not bring these, as in PyTorch.
-    for _name in (
-        "_utils", "datapipes", "dataloader", "dataset", "distributed", "graph", "graph_settings", "sampler",
-    ):  # fmt: skip
+    # Its submodules, which star imports do not bring, as in PyTorch.
+    _names = (
+        "_utils",
+        "datapipes",
+        "dataloader",
+        "dataset",
+        "distributed",
+        "graph",
+        "graph_settings",
+        "sampler",
+    )
+    for _name in _names if _has_torch else ():
         _homes[_name] = __name__

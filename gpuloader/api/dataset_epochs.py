@@ -12,7 +12,7 @@ from itertools import count, repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuloader.api.epochs import Epochs, Opened
+from gpuloader.api.epochs import Epochs
 from gpuloader.api.loading import LoadingPlan
 from gpuloader.api.options import warn
 from gpuloader.api.state import Position, end_epoch, find_spent
@@ -199,9 +199,9 @@ class DatasetEpochs(Epochs):
             request = partial(request, own=own, turn=position.batches % max(position.copies, 1))
         drawn = None
         if position.torch_order is not None:
-            # Each part is drawn when PyTorch's loader draws it, unless this one reads further ahead.
-            reads_ahead = (self.workers.count or self._fetching.ahead) and not self._fetching.in_processes
-            live = not reads_ahead and self.delivery.has_host and len(self.delivery.devices) == 1
+            # Where nothing reads ahead, each part is drawn when PyTorch's loader draws it.
+            is_ahead = self.workers.count or self._fetching.ahead or not self.delivery.has_host
+            live = not is_ahead and len(self.delivery.devices) == 1
             drawn = position.torch_order.read(batching.torch_sampler, live=live)
         plan: Plan = batching.plan(position.seed, position.epoch, position.base, drawn)
         order = None if self._resident is None else self._resident.find_order(plan)
@@ -247,33 +247,23 @@ class DatasetEpochs(Epochs):
             self.seed, self._has_drawn = 0 if alike else drawn, True
         return self.seed
 
-    def draw_ahead(self, *, may_open: bool) -> tuple[Position | None, Opened | None]:
-        """Return what PyTorch's loader draws when an iterator is made, and the epoch if it is opened then.
-
-        None stands for what waits until the first step is requested.
-        """
+    def draw_ahead(self) -> Position | None:
+        """Return what PyTorch's loader draws when an iterator is made; None if it draws nothing then."""
         if not self._follows_torch or self._resumed is not None or self._prepared is not None:
-            return None, None
+            return None
         try:
             batching = self.plan.batching.settle()
         except ValueError:
-            return None, None  # the first step raises this again
-        ahead, opened = Position(self.draw_seed(), self._next), None
-        # What ranks agree on waits until the epoch's number is known.
-        draws = self.workers.count and not self._agrees(batching)
-        # With static=True, it would be refused while an epoch runs that may end by its first step.
-        may_open = may_open and self.delivery.has_host and None in self.delivery.statics
-        if draws and may_open and self._fetching.starts_early:
-            # The workers ask the sampler for indices now; it may draw them from a generator of the program's.
-            opened = self.open_early(ahead)
-            opened[1].hand_out()
-            ahead.torch_order = opened[0].torch_order
-        elif draws:
+            return None  # the first step raises this again
+        ahead = Position(self.draw_seed(), self._next)
+        # PyTorch's workers get indices immediately, so its sampler draws now. What ranks agree on waits until
+        # the epoch's number is known.
+        if self.workers.count and not self._agrees(batching):
             ahead.torch_order = self._draw_order(self._next, batching)
-            if ahead.torch_order is not None:
-                ahead.torch_order.draw_until(self._count_asked(ahead, batching))
+        if ahead.torch_order is not None:
+            ahead.torch_order.draw_until(self._count_asked(ahead, batching))
         self._ahead = weakref.ref(ahead)
-        return ahead, opened
+        return ahead
 
     @staticmethod
     def _agrees(batching: Batching) -> bool:

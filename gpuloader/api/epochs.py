@@ -39,10 +39,6 @@ if TYPE_CHECKING:
     from gpuloader.transforms.program import Programmer
 
 
-Opened = tuple[Position, Iteration, Position | None, int]
-"""An epoch that is open before it begins, the state that it resumes from, and the process that opened it."""
-
-
 class Epochs:
     """The epochs of one loader; a subclass per kind of loader defines how they `start` and `open`.
 
@@ -64,7 +60,8 @@ class Epochs:
         self._resumed: Position | None = None
         self._next = 0
         self._epoch_setter: EpochSetter | None = None  # of the user's sampler, if there is one
-        self._prepared: Opened | None = None
+        # The epoch that `prepare` has opened, from which state, and in which process.
+        self._prepared: tuple[Position, Iteration, Position | None, int] | None = None
         # Reentrant: opening an epoch runs the user's code, which may begin another one.
         self._beginning = threading.RLock()
 
@@ -104,43 +101,34 @@ class Epochs:
             if not device.direct and device.is_capturing(output.stream()):
                 raise tell_capture(device.name)
 
-    def begin(self, ahead: Position | None = None, opened: Opened | None = None) -> Iteration:
-        """Begin the next epoch, or the one to resume; if that fails, nothing has changed.
-
-        `ahead` is what its iterator has drawn, and `opened` the epoch that is open for it.
-        """
+    def begin(self, ahead: Position | None = None) -> Iteration:
+        """Open the next epoch, or the one to resume; if that fails, nothing has changed."""
         self.check_ready()
         with self._beginning:
-            position, epoch = self._open_next(ahead, opened)
+            position, epoch = self._open_next(ahead)
             self._resumed, self._latest, self._next = None, position, position.epoch + 1
         return epoch
-
-    def open_early(self, ahead: Position | None = None) -> Opened:
-        """Open the next epoch, which a later `begin` then begins."""
-        self.check_ready()
-        with self._beginning:
-            return *self._open_next(ahead), self._resumed, os.getpid()
 
     def prepare(self) -> None:
         """Open the next epoch and take its first step to its places, for the next `begin`."""
         self.check_ready()
         with self._beginning:
             before = self._prepared
-            opened = self.open_early()
-            if before is None or opened[1] is not before[1]:
-                opened[1].prepare()
-            self._prepared = opened
+            position, epoch = self._open_next()
+            if before is None or epoch is not before[1]:
+                epoch.prepare()
+            self._prepared = position, epoch, self._resumed, os.getpid()
 
-    def _open_next(self, ahead: Position | None, opened: Opened | None = None) -> tuple[Position, Iteration]:
+    def _open_next(self, ahead: Position | None = None) -> tuple[Position, Iteration]:
         # Trainers such as Lightning set the next epoch on their own sampler after loading a state saved at
         # its end.
         if self._resumed is not None and self._epoch_setter is not None:
             moved = self._epoch_setter.find_moved()
             if moved > self._resumed.epoch:
                 self.set_epoch(moved)
-        opened, self._prepared = opened or self._prepared, None
-        if opened is not None:
-            position, epoch, resumed, process = opened
+        prepared, self._prepared = self._prepared, None
+        if prepared is not None:
+            position, epoch, resumed, process = prepared
             is_next = resumed is not None or position.epoch == self._next
             # A forked child must not read from its parent's epoch. A state loaded since then comes first.
             if is_next and resumed is self._resumed and process == os.getpid():

@@ -11,7 +11,6 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic
 
 from gpuloader.api.dataset_epochs import DatasetEpochs
-from gpuloader.api.epochs import Opened
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
 from gpuloader.api.options import DEPRECATED, Options, warn
@@ -61,10 +60,10 @@ class UpcomingBatches(BatchSampler):
 
     def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
         """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
-        self._epochs, self._counts, self._own = epochs, counts, self.sampler
+        self._epochs, self._counts, self._seen = epochs, counts, self.sampler
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self.sampler is not self._own:  # replaced, as by Accelerate, and no epoch knows it yet
+        if self._is_replaced:
             yield from super().__iter__()
             return
         epoch = self._epochs.next_epoch
@@ -73,7 +72,12 @@ class UpcomingBatches(BatchSampler):
             self._epochs.set_epoch(epoch + 1)
 
     def __len__(self) -> int:
-        return self._epochs.count_batches()
+        return super().__len__() if self._is_replaced else self._epochs.count_batches()
+
+    @property
+    def _is_replaced(self) -> bool:
+        """Whether its sampler is another now, as Accelerate sets one, which no epoch knows yet."""
+        return self.sampler is not self._seen
 
     @property
     def num_replicas(self) -> int:
@@ -428,13 +432,12 @@ class DataLoader(Measured, Generic[S]):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        ahead, opened = self._epochs.draw_ahead(may_open=self._cache is None)
-        return Iteration(partial(self._begin, ahead, opened), self._epochs.count_steps)
+        return Iteration(partial(self._begin, self._epochs.draw_ahead()), self._epochs.count_steps)
 
-    def _begin(self, ahead: Position | None, opened: Opened | None) -> Iteration:
+    def _begin(self, ahead: Position | None) -> Iteration:
         if self._cache is not None:
             self._fill_cache()
-        return self._epochs.begin(ahead, opened)
+        return self._epochs.begin(ahead)
 
     def warm_up(self) -> None:
         """Prepare the first batch of the next loop now, so that the loop starts immediately.

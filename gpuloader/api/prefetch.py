@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.api.epochs import Opened, ReadingEpochs
+from gpuloader.api.epochs import ReadingEpochs
 from gpuloader.api.loading import plan_transforms
 from gpuloader.api.options import check_names, check_option, find_unit
 from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
@@ -243,9 +243,9 @@ class WrappedEpochs(ReadingEpochs):
             self.seed = int(np.random.randint(2**31))
         return Position(self.seed if self._draws else None, epoch)
 
-    def begin(self, ahead: Position | None = None, opened: Opened | None = None) -> Iteration:
+    def begin(self, ahead: Position | None = None) -> Iteration:
         """Open the next pass, or return the one that `prepare` has opened."""
-        epoch = super().begin(ahead, opened)
+        epoch = super().begin(ahead)
         self._before = _MISSING
         return epoch
 

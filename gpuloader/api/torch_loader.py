@@ -311,7 +311,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         return super().__len__()
 
     def __iter__(self) -> Iterator[Any]:
-        """Return an iterator over the next epoch, whose worker processes start now."""
+        """Return an iterator over the next epoch, which begins when its first step is requested."""
         self._follow()
         return self._get_iterator()
 
@@ -342,12 +342,12 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             state = PartialState()
             alone, options = state.num_processes == 1, self._options
             placed = state.device.type in ("cpu", "cuda") and not options.static
-            divides = options.shard is not None and (alone or self._epochs.plan.batching.is_divided)
-            # What we cannot divide or place, Accelerate can, with a PyTorch loader made from this one.
-            if not (placed and divides):
+            shared = options.shard is not None and (alone or self._epochs.plan.batching.is_divided)
+            # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
+            if not (placed and shared):
                 return False
-            # On one process, Accelerate's order differs with its option `use_seedable_sampler`, which only
-            # the Trainer of Transformers sets by itself.
+            # On one process, Accelerate's order differs with its option `use_seedable_sampler`. It tells
+            # nobody, but the Trainer of Transformers sets it. A wrong guess costs one warning.
             reseeds = "transformers.trainer" in sys.modules and isinstance(self.sampler, RandomSampler)
             if options.seed is None and (reseeds or not alone):
                 warn(_OWN_ORDER, UserWarning, 1)
@@ -437,8 +437,8 @@ def _name_options() -> inspect.Signature:
 
 
 _OWN_ORDER = (
-    "Accelerate's loaders have another order than this one: they divide the data themselves on several "
-    "processes, and shuffle by a seed in the Trainer of Transformers. For the batches and losses that "
+    "Accelerate's loaders use a different order: they divide the data themselves on several processes, and "
+    "shuffle by a seed in the Trainer of Transformers. For the batches and losses that "
     "PyTorch's loader has under Accelerate, pass shard=None to DataLoader: Accelerate then reads with a "
     "PyTorch loader. To keep this loader and its order without this warning, pass a seed"
 )

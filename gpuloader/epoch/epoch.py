@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import monotonic, perf_counter_ns
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
@@ -40,7 +40,6 @@ from gpuloader.watch.meter import Meter, is_tracing, mark, pop_range, push_range
 
 if TYPE_CHECKING:
     from gpuloader.epoch.device_slots import StaticSlot
-    from gpuloader.fetch.processes.workers import ProcessWorkers
     from gpuloader.transforms.program import BatchProgram, Programmer
     from gpuloader.watch.autotuner import Autotuner, Setting
 
@@ -52,9 +51,9 @@ _OVER: Any = object()
 class Iteration(Iterator[Any]):
     """The iterator over one epoch of a loader, which begins when its first step is requested.
 
-    An iterator that is never used takes no epoch. It starts no worker either, unless it follows PyTorch's, as
-    `hand_out` says. Rank, epoch and state are those at the first request. Trainers rely on that: some create
-    an iterator only to see whether they can, or long before they use it.
+    An iterator that is never used takes no epoch and starts no worker. Rank, epoch and state are those at the
+    first request. Trainers rely on that: some create an iterator only to see whether they can, or long before
+    they use it.
 
     Any thread may call the methods; calls take turns. Leaving the loop, an exception, garbage collection or
     interpreter exit closes the epoch: fetching stops, and all slots return except those that the user leases.
@@ -154,15 +153,6 @@ class Iteration(Iterator[Any]):
         self._epoch, self._guard = epoch, begun._guard
         _running.add(self)
         return epoch
-
-    def hand_out(self) -> None:
-        """Let workers, which are processes, begin before the first step is requested, as PyTorch's do."""
-        assert self._epoch is not None
-        try:
-            cast("ProcessWorkers", self._epoch.fetch).hand_out()
-        except BaseException:
-            self.close()
-            raise
 
     def prepare(self) -> None:
         """Fetch the first step and copy it to its places, so that the first `__next__` only delivers it."""

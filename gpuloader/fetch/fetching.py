@@ -160,13 +160,6 @@ class Fetching:
             return depth * -(-count // min(count, size))
         return depth * count
 
-    @property
-    def starts_early(self) -> bool:
-        """Whether processes may start for an epoch before its first batch is requested."""
-        # Persistent ones may still work for an epoch that ends until then. The tuner's times would be wrong.
-        is_free = not self._workers.persistent or bool(self._pools) or not self.started
-        return self.in_processes and is_free and self.tuner is None
-
     def settle(self, division: Division | None) -> None:
         """Read this rank's part from the next epoch on, with the setting that tuning has found by now."""
         if division != self._spec.division:  # persistent workers have the division of their pool

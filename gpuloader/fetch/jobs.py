@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
+from itertools import islice
 from operator import attrgetter
 
 from gpuloader.batches.staged import StagedBatch
@@ -76,10 +77,19 @@ class Window:
         self.exhausted = self.exhausted or not self.turns
         return self.turns[0] if self.turns else -1
 
-    def next_job(self) -> Job | None:
-        """Return a new job with its slot; None if the window is full, no slot is free or the plan is done."""
+    @property
+    def is_ready(self) -> bool:
+        """Whether `deliver` would not return None."""
+        return any(map(_is_done, islice(self.jobs, 1 if self.in_order else None)))
+
+    def next_job(self, spare: int = 0) -> Job | None:
+        """Return a new job with its slot; None if the window is full, no slot is free or the plan is done.
+
+        The window may hold `spare` jobs more than it is to have.
+        """
         worker = self.whose_turn()
-        if self.exhausted or len(self.jobs) >= min(self.ahead, max(FIRST_JOBS, 2 * self.delivered)):
+        most = min(self.ahead, max(FIRST_JOBS, 2 * self.delivered)) + spare
+        if self.exhausted or len(self.jobs) >= most:
             return None
         # The slot first: indices that the plan has yielded could not be put back.
         slot = self.ring.take()

@@ -120,9 +120,10 @@ def test_without_pytorch_base_classes_are_those_of_the_package():
         import numpy, gpuloader, gpuloader.torch as drop_in
         print(all(getattr(drop_in, name) is getattr(gpuloader, name) for name in %r))
         print(drop_in.TensorDataset(numpy.arange(3))[1], list(drop_in.SequentialSampler("ab")))
+        print(hasattr(drop_in, "sampler"))
     """
     done = run(textwrap.dedent(code % BASES))
-    assert done.stdout == "True\n(np.int64(1),) [0, 1]\n", done.stderr
+    assert done.stdout == "True\n(np.int64(1),) [0, 1]\nFalse\n", done.stderr
 
 
 class TestInThePackagesFolder:

@@ -430,24 +430,21 @@ class ProcessWorkers:
         if not self._has_looked:
             self._has_looked = True
             self._hear(0)  # notices workers that died since the last epoch
-        staged = None
         try:
-            self.hand_out()
-            staged = self.window.deliver()
-            if staged is not None:
-                self.hand_out()  # now, not with the next request: the worker begins while the user computes
-            return staged
-        except BaseException as error:
-            # A Ctrl-C comes perhaps in the middle of a message.
-            self._broken = self._broken or isinstance(error, KeyboardInterrupt)
-            if staged is not None:
-                self.window.ring.release(staged.slot)
+            # As PyTorch does, replace a batch before it is delivered, not with the next request: the worker
+            # begins while the user computes, and if that fails, nothing is lost.
+            ready = self.window.is_ready
+            while ready and self.epoch.follows_torch and self._start_next():
+                pass  # each asks the user's sampler for indices, which may depend on when it is asked
+            self._hand_out(spare=int(ready))
+            return self.window.deliver()
+        except KeyboardInterrupt:  # perhaps in the middle of a message
+            self._broken = True
             raise
 
-    def hand_out(self) -> None:
-        """Give tasks to the workers that are free."""
+    def _hand_out(self, spare: int = 0) -> None:
         while (worker := self._next_worker()) is not None:
-            job = self.window.next_job()
+            job = self.window.next_job(spare)
             if job is None:
                 return
             job.worker = worker.number
@@ -642,7 +639,7 @@ class ProcessWorkers:
             while not self._broken and monotonic() < deadline:
                 window.drop(unfinished=False)
                 window.ahead = len(window.jobs) + max(asked - self._sent, 0)
-                self.hand_out()
+                self._hand_out()
                 if not any(worker.jobs for worker in self.pool.workers):
                     return
                 self._hear(max(deadline - monotonic(), 0) * 1000)

@@ -45,13 +45,15 @@ def adapt_dataset(dataset: Any, reads: Reads = "columns") -> Any:
     form = dataset.format
     if reads == "rows":  # a collate_fn gets what the dataset itself returns
         return dataset
-    lies = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
+    in_columns = lies_in_columns(dataset.features, form["type"], form["format_kwargs"])
     if reads == "as torch":
         # The columns without the format come as Python objects.
         is_whole = not form["output_all_columns"] or len(form["columns"]) == len(dataset.column_names)
         schema = dataset.features.arrow_schema
-        lies = lies and is_whole and is_alike_in_torch(form["type"], map(schema.field, form["columns"]))
-    if lies and hasattr(dataset, "_indices"):
+        in_columns = (
+            in_columns and is_whole and is_alike_in_torch(form["type"], map(schema.field, form["columns"]))
+        )
+    if in_columns and hasattr(dataset, "_indices"):
         return HuggingFaceRows(dataset)
     if form["type"] in TABLES:
         # In these formats a batch is a table, which Hugging Face does not split into samples.
@@ -174,8 +176,8 @@ def adapt_stream(dataset: Any, reads: Reads = "columns") -> HuggingFaceStream:
     form, options = _format_of(dataset)
     features = dataset.features
     is_arrow = getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
-    lies = is_arrow and features is not None and lies_in_columns(features, form, options)
-    if lies and (reads == "columns" or is_alike_in_torch(form, features.arrow_schema)):
+    in_columns = is_arrow and features is not None and lies_in_columns(features, form, options)
+    if in_columns and (reads == "columns" or is_alike_in_torch(form, features.arrow_schema)):
         return HuggingFaceTables(dataset)
     # In the formats for tables, a sample would be a table of one row.
     return HuggingFaceStream(dataset.with_format(None) if form in TABLES else dataset)
