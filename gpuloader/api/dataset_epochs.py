@@ -98,7 +98,9 @@ class DatasetEpochs(Epochs):
         is_new = position.seed is None
         if is_new:
             position.seed = self.draw_seed()
-        if position.torch_order is None:
+        if batching.torch_sampler is None:
+            pass  # the seed alone determines the order
+        elif position.torch_order is None:
             # A state of an earlier release has a seed instead, which means this package's own order.
             if is_new or not (position.taken or position.batches or position.beyond):
                 position.torch_order = self._draw_order(position.epoch, batching)
