@@ -204,12 +204,10 @@ class Arena:
         # A memory file has no name, so a crash leaves nothing behind.
         self.descriptor = platforms.open_memory_file("gpuloader-arena")
         self._end = once(self._end, closing_once(self.descriptor))
-        platforms.reserve(
-            self.descriptor, nbytes
-        )  # before the first write: a shortage is then an error, not SIGBUS
-        platforms.seal(
-            self.descriptor, writable=True
-        )  # a worker that shrinks the file would crash every other process
+        # Reserved before the first write: a shortage is then an error, not SIGBUS. Sealed, because a worker
+        # that shrinks the file would crash every other process.
+        platforms.reserve(self.descriptor, nbytes)
+        platforms.seal(self.descriptor, writable=True)
         mapping = mmap.mmap(self.descriptor, nbytes)
         platforms.prefault(mapping)  # staging never waits for new pages
         return mapping

@@ -438,9 +438,9 @@ def _name_options() -> inspect.Signature:
 
 _OWN_ORDER = (
     "Accelerate's loaders use a different order: they divide the data themselves on several processes, and "
-    "shuffle by a seed in the Trainer of Transformers. For the batches and losses that "
-    "PyTorch's loader has under Accelerate, pass shard=None to DataLoader: Accelerate then reads with a "
-    "PyTorch loader. To keep this loader and its order without this warning, pass a seed"
+    "shuffle by a seed in the Trainer of Transformers. For the batches and losses that PyTorch's loader has "
+    "under Accelerate, pass shard=None to DataLoader: Accelerate then reads with a PyTorch loader. To keep "
+    "this loader and its order without this warning, pass a seed"
 )
 
 

@@ -296,11 +296,8 @@ class Views:
         _check_several("views", self.views)
         if not isinstance(self.transforms, list | tuple):
             raise TypeError(f"Views needs a list of transforms, got {type(self.transforms).__name__}")
-        others = [
-            type(one).__name__
-            for one in self.transforms
-            if not isinstance(one, image_transforms.ImageTransform)
-        ]
+        kind = image_transforms.ImageTransform
+        others = [type(one).__name__ for one in self.transforms if not isinstance(one, kind)]
         if others or not self.transforms:
             got = f"{others[0]}; put it after Views" if others else "none"
             raise TypeError(f"Views needs transforms of single images, got {got}")
