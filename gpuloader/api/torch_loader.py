@@ -21,7 +21,7 @@ from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
-from gpuloader.foreign import has_own_class, is_tensor, is_torch_generator
+from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.worker_info import find_torch_rank
 from gpuloader.sources import dataset as datasets
@@ -245,6 +245,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         flags = {name: bool(flag) if flag in (0, 1) else flag for name, flag in flags.items()}
         if generator is not None and not is_torch_generator(generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
+        if num_workers and is_instance(dataset, "torch.utils.data", "IterDataPipe"):
+            # Only PyTorch's loader gives its workers their shards and one seed for all shuffles.
+            raise TypeError("workers cannot divide a data pipe: pass num_workers=0, or an IterableDataset")
         # Errors in PyTorch are errors here. `gpuloader.DataLoader` lets both pass.
         if persistent_workers and not num_workers:
             raise ValueError("persistent_workers needs num_workers of 1 or more")

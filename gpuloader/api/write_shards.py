@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 from gpuloader.api.loader import DataLoader
 from gpuloader.checks import check_count, check_word
 from gpuloader.errors import import_package
-from gpuloader.sources.dataset import IterableDataset
+from gpuloader.sources.dataset import IterableDataset, is_iterable
 from gpuloader.sources.describing import describe
 from gpuloader.sources.files.remote_files import named
 from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
@@ -73,10 +73,12 @@ def write_shards(
     Raises
     ------
     ValueError
-        The folder holds shards of another format or of other sizes, or another process is writing into it. Or
-        samples differ in their fields, or in the types or shapes of a field.
-    TypeError
-        The format cannot hold a value; the message names the field.
+        The folder holds shards of another format, of other sizes, of other files or of a dataset of another
+        length, or another process is writing into it. Or workers are asked for, but the iterable is not an
+        `IterableDataset`, so that they could not divide it. Or samples differ in their fields, or in the
+        types or shapes of a field.
+    SampleError
+        A sample cannot be read, or the format cannot hold a value of it.
     SourceError
         A file cannot be written, for example because the disk is full; the message names it. Nothing of it is
         left, and the same call continues there.
@@ -97,10 +99,21 @@ def write_shards(
     >>> folder.cleanup()
     """
     check_word("format", format, tuple(_SHARDS))
-    limits = {"format": format, "size": check_count("size", size), "rows": rows and check_count("rows", rows)}
+    most = None if rows is None else check_count("rows", rows)
+    limits = {"format": format, "size": check_count("size", size), "rows": most}
     if format == "parquet":
         import_package("pyarrow", "writing Parquet files", "parquet")
     source = describe(dataset, encoded=True, reads="rows")
+    # What tells one dataset from another without reading it.
+    if not source.iterable:
+        limits["samples"] = len(source.dataset)
+    elif urls := getattr(source.dataset, "urls", None):
+        limits["source"] = str(urls)
+    elif num_workers and not is_iterable(source.dataset):
+        raise ValueError(
+            "each worker would read all of the iterable, and write it again; pass num_workers=0, or an "
+            "IterableDataset whose workers divide its samples (see get_worker_info)"
+        )
     convert, shard_kind = _SHARDS[format]
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)

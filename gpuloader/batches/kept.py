@@ -132,6 +132,9 @@ def stage_whole(
         parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
         if as_returned:
             parts = parts.in_memory_order()
+            # A slot holds no gaps, and the order in which PyTorch adds numbers up depends on the strides.
+            if not all(array.flags.c_contiguous for array in parts.arrays):
+                parts = take_apart(AS_IT_IS, value)
         # Declared fields convert every value, so one value says nothing about the next.
         signature = None if feeds is not None else BatchSignature.of(value, parts)
     layout = parts.layout

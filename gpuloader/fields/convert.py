@@ -266,6 +266,10 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
         raise SampleError(f"expected an array of numbers, got {type(value).__name__}: {error}") from error
     if not is_plain:
         check_mask(value)
+        named = str(getattr(value, "dtype", ""))
+        if named.startswith("paddle.") and named != f"paddle.{array.dtype.name}":
+            # Paddle hands the bits over as integers.
+            raise SampleError(f"expected a dtype that NumPy has, got {named}; pass x.astype('float32')")
         if type(value).__module__ == "pyarrow.lib" and hasattr(value, "column_names"):
             # As one array, a table would lose its column names, and integers next to floats their digits.
             raise SampleError(

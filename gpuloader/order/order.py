@@ -59,6 +59,8 @@ def as_indices(name: str, indices: ArrayLike) -> IndexArray:
     array([0, 1, 2])
     """
     expected = f"{name} must be a list of integers"
+    if isinstance(indices, range):  # NumPy reads a range number by number
+        indices = np.arange(indices.start, indices.stop, indices.step)
     try:
         array = np.asarray(indices)
     except ValueError as error:

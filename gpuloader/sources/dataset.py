@@ -394,6 +394,8 @@ class Subset(Dataset[S]):
             return
         # Kept as passed, because programs read the attribute. Checked now, not later in some worker.
         self.indices = listed
+        if isinstance(listed, range):  # its ends tell about all of it, which may be more than memory holds
+            listed = [*listed[:1], *listed[-1:]]
         rows = as_indices("indices", listed)
         if checks:
             array_rows.check_rows(dataset, rows, len(dataset))

@@ -248,13 +248,34 @@ def test_samples_that_do_not_fit_are_errors(tmp_path, samples, form, error, prob
 
 
 def test_bad_arguments(tmp_path):
-    for options in ({"format": "zip"}, {"size": 0}, {"rows": -1}):
+    for options in ({"format": "zip"}, {"size": 0}, {"rows": -1}, {"rows": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
             write_shards([1], tmp_path, **options)
     (tmp_path / "index.json").write_text("{")
     with pytest.raises(ValueError, match=r"index\.json is damaged"):
         write_shards([1], tmp_path)
     assert gpuloader.write_shards is write_shards
+
+
+def test_what_another_dataset_has_written_is_not_returned(tmp_path):
+    write_shards([1, 2], tmp_path / "list")
+    with pytest.raises(ValueError, match="has shards with samples=2, but 3 was asked for"):
+        write_shards([1, 2, 3], tmp_path / "list")
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x\n1\n")
+    write_shards(gpuloader.CSVDataset(tmp_path / "a.csv"), tmp_path / "csv")
+    with pytest.raises(ValueError, match=r"has shards with source='.*a\.csv', but '.*b\.csv' was asked for"):
+        write_shards(gpuloader.CSVDataset(tmp_path / "b.csv"), tmp_path / "csv")
+
+
+def test_workers_do_not_write_an_iterable_again_each(tmp_path):
+    class Numbers:
+        def __iter__(self):
+            return iter(range(5))
+
+    with pytest.raises(ValueError, match="each worker would read all of the iterable, and write it again"):
+        write_shards(Numbers(), tmp_path, num_workers=2)
+    assert len(ParquetDataset(write_shards(Numbers(), tmp_path))) == 5
 
 
 def test_tuples_and_values_have_names(tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader import DataFeeder, DataLoader
+from gpuloader import DataFeeder, DataLoader, SampleError
 
 paddle = pytest.importorskip("paddle")
 
@@ -48,3 +48,19 @@ def test_names_and_feeds_of_both_mix(feeds):
     declared = gpuloader.data("z", [None], "float32")
     [batch] = next(iter(DataLoader([(1, 2.0)], [feeds[1], declared], "cpu", return_list=False)))
     assert list(batch) == ["y", "z"]
+
+
+@pytest.mark.parametrize("declared", [True, False])
+@pytest.mark.parametrize("setter", ["sample", "batch"])
+def test_a_tensor_whose_dtype_numpy_lacks_does_not_become_its_bits(declared, setter):
+    tensor = paddle.ones([2], "bfloat16")
+    loader = DataLoader.from_generator([gpuloader.data("x", [None, 2])] if declared else None, capacity=2)
+    if setter == "sample":
+        loader.set_sample_generator(lambda: iter([(tensor,)]), batch_size=1, places="cpu")
+    else:
+        loader.set_batch_generator(lambda: iter([(tensor.unsqueeze(0),)]), places="cpu")
+    with pytest.raises(SampleError, match=r"got paddle.bfloat16; pass x.astype\('float32'\)"):
+        list(loader)
+    for name in ("float32", "bool", "int8", "complex64"):
+        [found] = DataLoader([paddle.ones([2]).astype(name)], places="cpu")
+        assert (found.dtype, found.tolist()) == (name, [[1, 1]])

@@ -231,6 +231,12 @@ class TestConcatDataset:
 
 
 class TestSubset:
+    def test_a_range_takes_no_memory(self):
+        subset = Subset(range(10**15), range(10**14, 10**15, 3))
+        assert (subset[7], len(subset)) == (10**14 + 21, 3 * 10**14)
+        with pytest.raises(IndexError, match="has no sample 12"):
+            Subset(range(10), range(0, 15, 3))
+
     def test_it_reads_the_samples_at_its_indices(self):
         subset = Subset(Squares(5), [4, 0, 4])
         assert [subset[index] for index in range(3)] == [16, 0, 16]

@@ -39,6 +39,11 @@ DIFFERENCES = {
         "a ReaderError",
         "training on nothing should not look like training",
     ),
+    "no-data-pipes-in-workers": (
+        "the workers of a data pipe each get a shard of it, and one seed for its shuffles",
+        "a TypeError",
+        "PyTorch has stopped developing data pipes, and each worker would read all of one",
+    ),
     "no-warning-of-more-items": (
         "a warning if an iterable dataset yields more items than its length",
         "no warning",

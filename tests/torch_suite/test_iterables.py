@@ -1,5 +1,6 @@
 """Iterable datasets: alone, chained, and divided among workers."""
 
+import contextlib
 import itertools
 import warnings
 
@@ -71,6 +72,15 @@ def test_more_items_than_the_length(lib):
         assert len(list(loader)) == 60
     warned = any("length" in str(one.message).lower() for one in caught)
     assert warned is not lib.differs("no-warning-of-more-items")
+
+
+def test_data_pipes(lib):
+    """Only PyTorch's loader tells each worker which items of a data pipe are its own."""
+    pipe = data.datapipes.iter.IterableWrapper(range(6)).sharding_filter()
+    assert values(lib.DataLoader(pipe, batch_size=3)) == [[0, 1, 2], [3, 4, 5]]
+    refused = pytest.raises(TypeError, match="workers cannot divide a data pipe: pass num_workers=0")
+    with refused if lib.differs("no-data-pipes-in-workers") else contextlib.nullcontext():
+        assert values(lib.DataLoader(pipe, batch_size=3, num_workers=2)) == [[0, 2, 4], [1, 3, 5]]
 
 
 def test_an_endless_stream_can_be_left(lib, persistent):

@@ -56,6 +56,12 @@ def pictures():
     return torch.arange(24.0).reshape(1, 2, 3, 4).to(memory_format=torch.channels_last)
 
 
+def windows():
+    """Return views that leave gaps, as inputs and targets cut from one tensor are."""
+    rows = torch.arange(24.0).reshape(4, 6)
+    return rows[:, :-1], {"targets": rows[:, 1:], "every other": rows[0, ::2]}, rows.bfloat16().T[1:]
+
+
 def describe(value):
     """Return what a value is, as far as a program may ask."""
     if isinstance(value, dict):
@@ -80,6 +86,8 @@ RESULTS = [
     tagged,
     keyed,
     pictures,
+    windows,
+    lambda: torch.zeros(2, 3)[:, 1:],
     lambda: (torch.zeros(2, 3).T, [np.arange(3), np.float32(2), "a", None]),
     lambda: torch.ones(1, 3).expand(2, 3),
     lambda: np.ma.masked_array([1, 2], [True, False]),

@@ -194,8 +194,12 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
 
 def _reduce_tensor(tensor: Any) -> Any:
     """Pickle a dense tensor as an array: torch pickles far more slowly, and not all of its dtypes."""
-    if not is_plain_tensor(tensor) or tensor.requires_grad or not tensor.is_contiguous():
+    if not is_plain_tensor(tensor) or tensor.requires_grad:
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    if not tensor.is_contiguous():  # with its strides, but without the rest of what its storage holds
+        size, stride = tuple(tensor.size()), tensor.stride()
+        extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
+        return sys.modules["torch"].as_strided, (tensor.as_strided((extent,), (1,)), size, stride)
     return tensor_over, (tensor_array(tensor),)
 
 

@@ -67,6 +67,8 @@ TOGETHER_NBYTES = 256 << 10
 """The largest chunks of which Zarr is asked for parts together."""
 
 T = TypeVar("T")
+Spans = Sequence[tuple[int, int]]  # of rows: the first, and the one after the last
+Outs = Sequence[NDArray[Any] | None]  # arrays for the rows of the spans
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
 
 
@@ -235,13 +237,7 @@ class StoredArrays(ColumnDataset):
                 out[...] = values if last - first == stop - start else values[wanted[start:stop] - first]
         return taken if places is None else taken[places]
 
-    def _read_spans(
-        self,
-        name: str,
-        array: Any,
-        spans: Sequence[tuple[int, int]],
-        outs: Sequence[NDArray[Any] | None],  # noqa: ARG002
-    ) -> Iterator[Any]:
+    def _read_spans(self, name: str, array: Any, spans: Spans, outs: Outs) -> Iterator[Any]:  # noqa: ARG002
         """Yield the rows of each span, from its start to its stop, perhaps written into its `outs`."""
         return (self._read(name, array, *span) for span in spans)
 
@@ -648,9 +644,7 @@ class ZarrDataset(StoredArrays):
         action = partial(zarr.open, self._url, mode="r", storage_options=options)
         return self._ask(action, within=self._tries.first_answer)
 
-    def _read_spans(
-        self, name: str, array: Any, spans: Sequence[tuple[int, int]], outs: Sequence[NDArray[Any] | None]
-    ) -> Iterator[Any]:
+    def _read_spans(self, name: str, array: Any, spans: Spans, outs: Outs) -> Iterator[Any]:
         # Requested together, chunks cost Zarr half of the time that as many calls take. Parts of large chunks
         # cost more that way, because it then holds several decoded chunks.
         rows, *others = array.chunks or (1,)
@@ -714,9 +708,7 @@ class ZarrDataset(StoredArrays):
             self._stored.add((name, key))
 
 
-def _read_together(
-    array: Any, spans: Sequence[tuple[int, int]], outs: Sequence[NDArray[Any] | None]
-) -> Iterator[Any]:
+def _read_together(array: Any, spans: Spans, outs: Outs) -> Iterator[Any]:
     from zarr.core.buffer.cpu import NDBuffer
     from zarr.core.sync import sync
 
