@@ -459,19 +459,16 @@ def describe_error(error: BaseException) -> str:
 
 
 def import_package(module: str, what: str, extra: str, package: str = "") -> Any:
-    """Return a module of an optional package; raise `MissingPackage` if `package` is not installed."""
+    """Return a module of an optional package; raise `MissingPackage` if it is not installed.
+
+    >>> import_package("no_such_module", "reading Parquet files", "parquet", "pyarrow")
+    Traceback (most recent call last):
+        ...
+    gpuloader.errors.MissingPackage: reading Parquet files needs pyarrow, which is not installed: ...
+    """
     try:
         return import_module(module)
     except ImportError as error:
-        raise missing_package(what, package or module, extra) from error
-
-
-def missing_package(what: str, package: str, extra: str) -> MissingPackage:
-    """Return the error for a feature whose optional package is not installed.
-
-    >>> print(missing_package("reading Parquet files", "pyarrow", "parquet"))  # doctest: +ELLIPSIS
-    reading Parquet files needs pyarrow, which is not installed: pip install '...[parquet]'
-    """
-    return MissingPackage(
-        f"{what} needs {package}, which is not installed: {install_command(extra)}", name=package
-    )
+        name = package or module
+        missing = f"{what} needs {name}, which is not installed: {install_command(extra)}"
+        raise MissingPackage(missing, name=name) from error

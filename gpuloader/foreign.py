@@ -248,18 +248,16 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
     with suppress(TypeError):  # a dtype that NumPy lacks
         array = plain.numpy()
         return array
-    return _as_bits(plain) if wanted is None or torch_name(wanted) is not None else _widen(plain, wanted)
+    if wanted is not None and torch_name(wanted) is None:
+        return _widen(plain, wanted)
+    bits = plain.view(getattr(sys.modules["torch"], _INTEGERS[plain.element_size()])).numpy()
+    array = bits.view(bits_dtype(str(plain.dtype).removeprefix(_PREFIX), bits.itemsize))
+    return array
 
 
 def as_array(values: Any) -> NDArray[Any]:
     """Return values as an array, without a copy where possible; dtypes that NumPy lacks become bits."""
     return tensor_array(values) if is_tensor(values) else np.asarray(values)
-
-
-def _as_bits(tensor: Any) -> NDArray[Any]:
-    integers = getattr(sys.modules["torch"], _INTEGERS[tensor.element_size()])
-    bits: NDArray[Any] = tensor.view(integers).numpy()
-    return bits.view(bits_dtype(str(tensor.dtype).removeprefix(_PREFIX), bits.itemsize))
 
 
 def _widen(tensor: Any, wanted: np.dtype[Any]) -> NDArray[Any]:

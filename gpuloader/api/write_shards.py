@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from gpuloader.api.loader import DataLoader
+from gpuloader.api.options import check_optional_count
 from gpuloader.checks import check_count, check_word
 from gpuloader.errors import import_package
 from gpuloader.sources.dataset import IterableDataset, is_iterable
@@ -99,8 +100,11 @@ def write_shards(
     >>> folder.cleanup()
     """
     check_word("format", format, tuple(_SHARDS))
-    most = None if rows is None else check_count("rows", rows)
-    limits = {"format": format, "size": check_count("size", size), "rows": most}
+    limits: dict[str, Any] = {
+        "format": format,
+        "size": check_count("size", size),
+        "rows": check_optional_count("rows", rows),
+    }
     if format == "parquet":
         import_package("pyarrow", "writing Parquet files", "parquet")
     source = describe(dataset, encoded=True, reads="rows")

@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
         show_status("")
         fail(error)
     show_status("")
-    print(f"{len(paths)} shards in {options.folder}")
+    print(f"{len(paths)} {'shard' if len(paths) == 1 else 'shards'} in {options.folder}")
     return 0
 
 

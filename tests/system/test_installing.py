@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gpuloader import errors as installing
-from gpuloader.errors import describe_source, install_command, missing_package
+from gpuloader.errors import MissingPackage, describe_source, import_package, install_command
 
 ROOT = Path(__file__).parents[2]
 in_checkout = pytest.mark.skipif(
@@ -23,7 +23,8 @@ def test_in_the_checkout_it_is_a_dot_and_outside_its_path(monkeypatch, tmp_path)
     monkeypatch.chdir(ROOT)
     assert install_command("cli") == "pip install '.[cli]'"
     assert install_command(force=True) == "pip install --force-reinstall '.'"
-    assert str(missing_package("the plot", "matplotlib", "bench")).endswith(": pip install '.[bench]'")
+    with pytest.raises(MissingPackage, match=r"the plot needs plots, .*: pip install '\.\[bench\]'"):
+        import_package("no_such_module", "the plot", "bench", "plots")
 
 
 @pytest.mark.parametrize(

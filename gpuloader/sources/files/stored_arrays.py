@@ -577,8 +577,7 @@ class _Mapped:
         """Return a copy of some rows."""
         chunks, within = np.divmod(number_rows(rows), self._size)
         taken = self._rows[self._locate(chunks) + within * self._nbytes]
-        values: NDArray[Any] = taken.view(self.dtype).reshape(-1, *self.shape[1:])
-        return values
+        return np.ndarray((len(chunks), *self.shape[1:]), self.dtype, taken)
 
 
 @cache
@@ -696,13 +695,15 @@ class ZarrDataset(StoredArrays):
     def _check(self, name: str, array: Any, start: int, stop: int) -> None:
         if getattr(array, "fill_value", 0) is not None or not array.chunks:
             return
+        from zarr.core.sync import sync
+
         counts = [-(-size // chunk) for size, chunk in zip(array.shape, array.chunks, strict=True)]
         rows = range(start // array.chunks[0], -(-stop // array.chunks[0]))
         for at in itertools.product(rows, *map(range, counts[1:])):
             key = array.metadata.encode_chunk_key(at)
             if (name, key) in self._stored:
                 continue
-            if not self._ask(partial(_exists, array.store_path / key), name):
+            if not self._ask(partial(lambda path: sync(path.exists()), array.store_path / key), name):
                 problem = f"chunk {key!r} is missing, and the array declares no fill_value to replace it"
                 raise self._fault(problem, name)
             self._stored.add((name, key))
@@ -730,9 +731,3 @@ def _name_codecs(array: Any) -> list[str]:
     codecs = [getattr(metadata, "compressor", None), *(getattr(metadata, "filters", None) or ())]
     codecs += getattr(metadata, "codecs", ())
     return [str(getattr(one, "codec_id", None) or getattr(one, "codec_name", "")) for one in codecs]
-
-
-def _exists(path: Any) -> bool:
-    from zarr.core.sync import sync
-
-    return bool(sync(path.exists()))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import DataFileError, SampleError, missing_package
+from gpuloader.errors import DataFileError, SampleError, import_package
 from gpuloader.fields.convert import check_mask
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
@@ -159,12 +159,8 @@ def _from_polars(series: Any, name: str) -> Column:
             return _from_array(array, name)
     if str(series.dtype) == "Object":
         return _from_list(series.to_list(), name)
-    try:
-        values = series.to_arrow()
-    except ImportError:
-        what = f"reading column {name!r}, a column of {series.dtype} in Polars,"
-        raise missing_package(what, "pyarrow", "parquet") from None
-    return _from_arrow(values, name)
+    import_package("pyarrow", f"reading column {name!r}, a column of {series.dtype} in Polars,", "parquet")
+    return _from_arrow(series.to_arrow(), name)
 
 
 def _from_pandas(series: Any, name: str) -> Column:
