@@ -46,7 +46,8 @@ def write_shards(
 ) -> list[str]:
     """Write a dataset's samples into files for `ParquetDataset` or `TarDataset`; return their paths.
 
-    Workers read and encode the samples, in the order in which a loader without ``shuffle`` delivers them.
+    Workers read and encode the samples, in the order in which a loader without ``shuffle`` delivers them. As
+    in a loader, each worker writes all that an `IterableDataset` yields in it.
     A file appears under its name once it is complete. After an interruption, call this again with the same
     arguments: it continues after the last complete file, without reading a map-style dataset again.
     ``index.json`` in the folder says how many samples each file has.
@@ -63,9 +64,10 @@ def write_shards(
     size : int
         The bytes that fill a file: of a tar file, or of a Parquet file's rows before they are compressed.
     format : str
-        'parquet' stores numbers, text, bytes and arrays as columns, and an encoded image as its bytes. 'tar'
-        stores members like webdataset: images as they are, the label as ``cls``, text as ``txt``, arrays as
-        ``npy`` and other values as ``json``. ``TarDataset(folder, "image")`` reads images and labels back.
+        'parquet' stores numbers, text, bytes and arrays as columns, and an encoded image as its bytes; arrays
+        of several shapes become nested lists. 'tar' stores members like webdataset: images as they are, the
+        label as ``cls``, text as ``txt``, arrays as ``npy`` and other values as ``json``.
+        ``TarDataset(folder, "image")`` reads images and labels back.
     num_workers, worker_type
         As for `DataLoader`; workers read and encode.
     progress : callable or None

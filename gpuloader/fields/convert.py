@@ -296,7 +296,7 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
     if not is_stageable(array.dtype):
         raise SampleError(
             f"expected an array of numbers, got dtype {array.dtype} from {type(value).__name__} "
-            f"{_shorten(value)}; convert it in the reader, e.g. with numpy.asarray(value, 'float32')"
+            f"{_shorten(value)}; convert it in the reader: numpy.asarray(value, '{wanted or 'float32'}')"
         )
     return array if array.dtype.isnative else _swapped(array)
 

@@ -381,7 +381,8 @@ def parse_row(text: bytes, what: str, count: int, most: int, dtype: type[np.gene
     ValueError: expected labels from 0 to 9, got 10 at position 1
     """
     try:
-        row: NDArray[Any] = np.fromstring(text, dtype, sep=",")  # an early NumPy ends at what is no number
+        # Early releases of NumPy stop at other text, so that numbers are missing.
+        row: NDArray[Any] = np.fromstring(text, dtype, sep=",")
     except ValueError as error:
         raise ValueError(f"expected only numbers: {error}") from None
     if len(row) != count:

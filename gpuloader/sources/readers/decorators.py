@@ -237,8 +237,8 @@ def compose(*readers: Reader, check_alignment: bool = True) -> Reader:
             ended = [str(index) for index, item in enumerate(row) if item is _MISSING]
             if ended:
                 raise ComposeNotAligned(
-                    f"of {len(readers)} composed readers, {', '.join(ended)} ended after {count} items "
-                    "before the others; pass check_alignment=False to stop at the shortest"
+                    f"reader {', '.join(ended)} of {len(readers)}, counted from 0, ended after {count} "
+                    "items, before the others; pass check_alignment=False to stop at the shortest"
                 )
             parts = (item if isinstance(item, tuple) else (item,) for item in row)
             yield tuple(itertools.chain.from_iterable(parts))
