@@ -24,7 +24,7 @@ from gpuloader.reader import (
 )
 from tests.fakes import leave_early, nothing_left_behind
 
-items = st.lists(st.one_of(st.integers(), st.none(), st.tuples(st.integers(), st.text(max_size=3))))
+items = st.lists(st.one_of(st.integers(), st.none(), st.tuples(st.integers(), st.text("ab", max_size=3))))
 
 
 DECORATORS = {
