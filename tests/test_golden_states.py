@@ -267,10 +267,10 @@ def observe_transform(name):
     return [plain(batch) for batch in loader]
 
 
-@pytest.fixture(autouse=True)
-def files(tmp_path, monkeypatch):
-    recording.write_files(tmp_path)
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module", autouse=True)
+def files():
+    with recording.in_folder_of_files():
+        yield
 
 
 @pytest.fixture(scope="module")

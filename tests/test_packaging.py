@@ -25,13 +25,6 @@ def run(*command, cwd, **environment):
     return done.stdout
 
 
-def build(kind, source, target):
-    """Build one archive from a folder, and return its path."""
-    run(sys.executable, "-m", "build", "--no-isolation", f"--{kind}", "--outdir", target, source, cwd=source)
-    (archive,) = target.glob("*.whl" if kind == "wheel" else "*.tar.gz")
-    return archive
-
-
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory):
     """A copy of the files to package, so that building leaves nothing behind in the working tree."""
@@ -45,18 +38,23 @@ def tree(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def sdist(tree, tmp_path_factory):
-    return build("sdist", tree, tmp_path_factory.mktemp("sdist"))
+def built(tree, tmp_path_factory):
+    """A folder with the sdist, and the wheel that is built from it, as installers do that find no wheel."""
+    if "GPULOADER_DIST" in os.environ:  # which `.ci/run` has built already
+        return Path(os.environ["GPULOADER_DIST"])
+    folder = tmp_path_factory.mktemp("built")
+    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, tree, cwd=tree)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def wheel(sdist, tmp_path_factory):
-    """The wheel that is built from the sdist, as installers do that find no wheel."""
-    folder = tmp_path_factory.mktemp("unpacked")
-    with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
-    (unpacked,) = folder.iterdir()
-    return build("wheel", unpacked, tmp_path_factory.mktemp("wheel"))
+def sdist(built):
+    return next(built.glob("*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built):
+    return next(built.glob("*.whl"))
 
 
 @pytest.fixture(scope="module")

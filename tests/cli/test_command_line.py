@@ -57,7 +57,6 @@ NO_MNIST = "/nowhere/mnist.json.gz"
         ("mnist --wait nan", ["got nan"]),
         ("mnist --wait long", ["got long"]),
         ("mnist --wait inf", ["got inf"]),
-        ("mnist --sync --async", ["not allowed with argument --sync"]),
         ("mnist --place abacus", ["not a place: 'abacus'"]),
         (f"mnist --place cpu --data {NO_MNIST}", [f"{NO_MNIST}: No such file"]),
         (f"mnist --place cpu --data {__file__}", [__file__]),

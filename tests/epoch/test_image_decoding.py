@@ -234,8 +234,9 @@ def test_a_broken_file_is_the_error_of_the_cpu(files, kind, workers):
     assert "batch 2, sample 1, dataset index 5, field 'image'" in errors[0]
 
 
-@pytest.mark.parametrize("worker_type", ["thread", "process"])
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize(
+    ("kind", "worker_type"), [*((kind, "thread") for kind in BROKEN), ("truncated", "process")]
+)
 def test_broken_files_are_left_out(files, kind, worker_type):
     samples, transforms = break_some(files, kind, [1, 6]), [*TRAIN, NORMALIZE]
     options = {"on_bad": "skip", "num_workers": 2, "worker_type": worker_type}

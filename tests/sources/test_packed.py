@@ -15,9 +15,10 @@ from tests.fakes import nothing_left_behind
 from tests.fetch.telling import read_name
 from tests.sample_sets import Made
 
+TEXT = st.text("a\0é€😀")  # of one to four bytes; tables of all characters take Hypothesis seconds to make
 ITEMS = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
-    lambda below: st.lists(below) | st.tuples(below, below) | st.dictionaries(st.text(), below),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | TEXT | st.binary(),
+    lambda below: st.lists(below) | st.tuples(below, below) | st.dictionaries(TEXT, below),
     max_leaves=5,
 )
 

@@ -41,8 +41,9 @@ def test_all_frames_of_a_clip_get_the_same_draw(chain, finish, places):
 
 @PLACES
 @pytest.mark.parametrize("layout", ["HWC", "CHW"])
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize("to", ["HWC", "CHW", "channels_last"])
+@pytest.mark.parametrize(
+    ("to", "dtype"), [("HWC", "float32"), ("CHW", "float16"), ("channels_last", "float32")]
+)
 def test_windows_and_numbers_of_a_batch_of_clips(to, dtype, layout, places):
     turn = (lambda clip: clip) if layout == "HWC" else (lambda clip: clip.transpose(0, 3, 1, 2).copy())
     clips = list(map(turn, CLIPS))

@@ -16,7 +16,6 @@ from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, p
 
 STARTED = pytest.mark.parametrize("method", ["forkserver", "fork"])
 KEPT = pytest.mark.parametrize(("method", "persistent"), [("forkserver", True), ("fork", False)])
-SEGFAULT = partial(faulty.kill, signal.SIGSEGV)
 
 
 pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")

@@ -241,6 +241,14 @@ def test_a_worker_without_output_can_still_fail(options):
     one.close()
 
 
+def test_batches_that_lose_equally_many_samples_all_say_so():
+    """The second one is of the same form as the first, and has nothing else to tell."""
+    bad = dict.fromkeys((1, 5), partial(fail_anew, ValueError, "bad"))
+    one = loader(Faulty(8, bad), start_method="fork", num_workers=1, on_bad="skip")
+    assert indices(one) == [[0, 2, 3], [4, 6, 7]]
+    assert one.stats().skipped == 2
+
+
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_a_worker_without_items_keeps_nobody_waiting(kind):
     class Second(FaultyStream):

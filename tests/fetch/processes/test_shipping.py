@@ -39,9 +39,9 @@ BIG = 200_000  # elements of an array that is stored outside the pickle, with an
 Pair = namedtuple("Pair", "image label")
 
 
-@pytest.fixture(params=["pickle", "cloudpickle"], autouse=True)
+@pytest.fixture(params=["pickle", "cloudpickle"])
 def pickler(request, monkeypatch):
-    """Run every test with and without cloudpickle."""
+    """Run a test with and without cloudpickle; arrays, mapped files and memory do not depend on it."""
     if request.param == "cloudpickle":
         pytest.importorskip("cloudpickle")
     else:
@@ -79,7 +79,7 @@ class Holder:
 # round trips
 
 
-def test_plain_objects_and_those_with_arrays_come_back():
+def test_plain_objects_and_those_with_arrays_come_back(pickler):
     values = [None, "text", [1, [2.5, None], {"a": (True, b"x")}], {1, 2}, Pair([1], "cat"), b"x" * 300_000]
     assert ship(values) == values
     holder = Holder(images=np.random.default_rng(3).random((100, 28, 28)), labels=np.arange(100), name="a")
@@ -194,14 +194,14 @@ class Verbose(np.ndarray):
     ],
     ids=["Tagged", "Verbose", "strided", "matrix", "recarray", "masked"],
 )
-def test_subclasses_of_arrays_come_back_as_they_are(array):
+def test_subclasses_of_arrays_come_back_as_they_are(array, pickler):
     back = ship(array)
     assert type(back) is type(array)
     assert same(back, array)
     assert np.array_equal(np.ma.getmaskarray(back), np.ma.getmaskarray(array))
 
 
-def test_a_registered_way_of_pickling_is_respected(monkeypatch):
+def test_a_registered_way_of_pickling_is_respected(monkeypatch, pickler):
     monkeypatch.setitem(copyreg.dispatch_table, Tagged, lambda array: (int, (7,)))
     assert ship(np.zeros(BIG).view(Tagged)) == 7
 
@@ -216,7 +216,7 @@ class Blob(Holder):
 @pytest.mark.parametrize(
     "memory", [b"x" * 10, b"x" * 100_000, bytearray(b"x" * 100_000), np.ones((2, BIG)).T]
 )
-def test_other_buffers_come_back(memory):
+def test_other_buffers_come_back(memory, pickler):
     assert ship(Blob(memory=memory)) == bytes(memory.T if isinstance(memory, np.ndarray) else memory)
     assert in_band(Blob(memory=memory)) < 1000
 
@@ -304,7 +304,7 @@ def test_nothing_is_left_behind():
         assert len(segments()) == before
 
 
-def test_pickling_keeps_nothing_alive():
+def test_pickling_keeps_nothing_alive(pickler):
     holder = Holder(array=np.zeros(BIG))
     gone = weakref.ref(holder)
     with no_other_collection():
@@ -414,7 +414,7 @@ def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
     ],
     ids=["itself", "part", "generator"],
 )
-def test_what_cannot_be_pickled_says_which_part(value, reason):
+def test_what_cannot_be_pickled_says_which_part(value, reason, pickler):
     with nothing_left_behind(), pytest.raises(Unshippable, match=reason) as caught:
         pack(value)
     assert caught.value.__cause__ is not None
@@ -448,7 +448,7 @@ class Raising:
 
 
 @pytest.mark.parametrize("error", [ValueError("not now"), MemoryError(), KeyboardInterrupt()], ids=repr)
-def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it(error):
+def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it(error, pickler):
     expected = Unshippable if isinstance(error, ValueError) else type(error)
     with nothing_left_behind(), pytest.raises(expected) as caught:
         pack([Raising(error)])
@@ -457,7 +457,7 @@ def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it
         assert caught.value.__cause__ is error
 
 
-def test_endless_nesting_is_a_reason():
+def test_endless_nesting_is_a_reason(pickler):
     nested = []
     for _ in range(100_000):
         nested = [nested]
@@ -468,7 +468,7 @@ def test_endless_nesting_is_a_reason():
 # limits
 
 
-def test_the_search_for_a_module_ends_early():
+def test_the_search_for_a_module_ends_early(pickler):
     count = 0
 
     class Counted:
