@@ -5,6 +5,7 @@ import pytest
 
 import gpuloader
 from gpuloader import DataFeeder, DataLoader
+from gpuloader.transforms import Normalize
 
 paddle = pytest.importorskip("paddle")
 
@@ -48,3 +49,9 @@ def test_names_and_feeds_of_both_mix(feeds):
     declared = gpuloader.data("z", [None], "float32")
     [batch] = next(iter(DataLoader([(1, 2.0)], [feeds[1], declared], "cpu", return_list=False)))
     assert list(batch) == ["y", "z"]
+
+
+def test_its_tensors_have_no_strides_for_channels_last():
+    steps = [Normalize("0", to="channels_last")]
+    with pytest.raises(ValueError, match="to='channels_last' needs arrays with strides"):
+        DataLoader([np.zeros((2, 2, 3), "uint8")], places="cpu", output="paddle", transforms=steps)
