@@ -116,7 +116,8 @@ class TestInThePackagesFolder:
             from gpuloader.torch.sampler import SubsetRandomSampler
             from torch.utils.data import DataLoader as Theirs
             print(torch.ones(2) * 2, Theirs.__module__)
-            print(DataLoader is data.DataLoader, get_worker_info is data.get_worker_info, distributed.__name__)
+            print(DataLoader is data.DataLoader, get_worker_info is data.get_worker_info)
+            print(distributed.__name__)
             for wrong in ("from gpuloader.torch import Nobody", "import gpuloader.torch.nobody"):
                 try:
                     exec(wrong)
@@ -126,7 +127,8 @@ class TestInThePackagesFolder:
         done = run(textwrap.dedent(code), cwd=PACKAGE)
         expected = [
             "tensor([2., 2.]) torch.utils.data.dataloader",
-            "True True gpuloader.torch.distributed",
+            "True True",
+            "gpuloader.torch.distributed",
             f"cannot import name 'Nobody' from 'gpuloader.torch' ({PACKAGE / 'torch.py'})",
             "No module named 'gpuloader.torch.nobody'",
         ]
