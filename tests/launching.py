@@ -55,6 +55,11 @@ def written(script, runs, folder, processes):
     It starts the second rank itself if one process is asked for.
     """
     run(script, folder, json.dumps(runs), processes=processes)
+    return seen_by_ranks(runs, folder)
+
+
+def seen_by_ranks(runs, folder):
+    """Return what each of two ranks has written of each run."""
     return {name: [json.loads((folder / f"{name}.{rank}").read_text()) for rank in range(2)] for name in runs}
 
 

@@ -24,13 +24,13 @@ from tests.sample_sets import (
     stack,
 )
 
-ALL = [INLINE, ONE_THREAD, THREADS, PROCESSES, {**PROCESSES, "persistent_workers": True}]
+ALL = [INLINE, ONE_THREAD, THREADS, {**PROCESSES, "persistent_workers": True}]
 KINDS = {
     "map-style": lambda: Made(make_sample, len(LENGTHS)),
     "at once": lambda: MadeAtOnce(make_sample, len(LENGTHS)),
     "iterable": lambda: Stream(),
 }
-by_workers = pytest.mark.parametrize("workers", ALL, ids=lambda one: f"{name_workers(one)} {len(one)}")
+by_workers = pytest.mark.parametrize("workers", ALL, ids=name_workers)
 by_kinds = pytest.mark.parametrize("workers", [INLINE, THREADS, PROCESSES], ids=name_workers)
 
 LENGTHS = [3, 3, 5, 5, 3, 3, 1, 1, 400, 400, 5, 5, 3, 3]

@@ -87,7 +87,7 @@ class TestBatchesOfAllRanks:
                 assert values_of(batch) == wanted.tolist()
                 assert numbers(batch) == wanted[counted].tolist()
 
-    @by_workers
+    @pytest.mark.parametrize("workers", [THREADS, PROCESSES], ids=name_workers)
     @pytest.mark.parametrize("kind", [range, Stream])
     def test_do_not_depend_on_workers(self, workers, kind):
         ranks = loaders(25, 3, kind=kind), loaders(25, 3, kind=kind, **workers)
@@ -317,7 +317,6 @@ def have_masks(loader):
 
 
 class TestMasks:
-    @pytest.mark.parametrize("workers", [{}, THREADS, PROCESSES], ids=["inline", "threads", "processes"])
     @pytest.mark.parametrize(
         ("count", "world_size", "options", "wanted"),
         [
@@ -329,11 +328,13 @@ class TestMasks:
             (9, 2, {"uneven": "drop"}, False),
             (9, 2, {"uneven": "repeat"}, False),
             (1, 3, {}, True),
+            *((9, 2, workers, True) for workers in (THREADS, PROCESSES)),
+            *((10, 2, workers, False) for workers in (THREADS, PROCESSES)),
         ],
     )
-    def test_come_only_where_a_sample_is_repeated(self, count, world_size, options, wanted, workers):
+    def test_come_only_where_a_sample_is_repeated(self, count, world_size, options, wanted):
         for rank in range(world_size):
-            assert have_masks(make(range(count), rank, world_size, **options, **workers)) == wanted
+            assert have_masks(make(range(count), rank, world_size, **options)) == wanted
 
     def test_come_with_iterables_of_several_ranks_whose_length_nobody_knows(self):
         assert not have_masks(make(Stream(9), 0, 1))

@@ -147,8 +147,11 @@ STREAMS = {
 
 
 class TestStreams:
-    @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
-    @pytest.mark.parametrize("kind", STREAMS)
+    @pytest.mark.parametrize(
+        ("kind", "workers"),
+        [*itertools.product(STREAMS, [INLINE, ONE_THREAD]), ("mix", PROCESSES), ("chain", PROCESSES)],
+        ids=str,
+    )
     def test_samples_that_raise_are_left_out_counted_and_named(self, files, kind, workers):
         def make():
             return load(STREAMS[kind](files, make_number), seed=1, **workers)

@@ -2,10 +2,8 @@
 
 import errno
 import json
+import os
 import signal
-import subprocess
-import sys
-import textwrap
 from functools import partial
 from pathlib import Path
 
@@ -17,7 +15,8 @@ from gpuloader import ImageFolder, IterableDataset, ParquetDataset, TarDataset, 
 from gpuloader.errors import SampleError, SourceError
 from gpuloader.system.platforms import locked
 from tests.picture_files import write_folder
-from tests.sample_sets import name_workers
+from tests.processes import run_in_fork
+from tests.sample_sets import Made, name_workers
 from tests.sources.files.parquet_files import pa, pq
 
 INLINE = {"num_workers": 0}
@@ -176,28 +175,21 @@ def test_a_call_after_an_error_writes_what_is_missing(tmp_path, form, workers, k
 
 
 def test_a_killed_program_leaves_whole_files(tmp_path):
-    program = """
-        import os, signal, gpuloader
+    killed = tmp_path / "killed"
 
-        class Samples:
-            def __len__(self):
-                return 3000
+    def read(index):
+        if index == 2900 and not killed.exists():
+            killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"x": index}
 
-            def __getitem__(self, index):
-                if index == 2900 and not os.path.exists("again"):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return {"x": index}
-
-        gpuloader.write_shards(Samples(), "out", rows=100)
-    """
-    command = [sys.executable, "-c", textwrap.dedent(program)]
-    ended = subprocess.run(command, cwd=tmp_path, timeout=240, check=False)
-    assert ended.returncode == -signal.SIGKILL
+    write = partial(write_shards, Made(read, 3000), tmp_path / "out", rows=100)
+    with pytest.raises(AssertionError, match="the child exited with code -9"):
+        run_in_fork(write)
     counts = [pq.read_metadata(path).num_rows for path in (tmp_path / "out").glob("*.parquet")]
     assert counts == [100] * len(counts)
     assert 0 < len(counts) <= 29
-    (tmp_path / "again").touch()
-    subprocess.run(command, cwd=tmp_path, timeout=240, check=True)
+    write()
     assert [row["x"] for row in ParquetDataset(tmp_path / "out")] == list(range(3000))
     assert not list((tmp_path / "out").glob(".*.part"))
 

@@ -1,4 +1,7 @@
-"""Trains with Accelerate several times on each of torchrun's processes; each rank writes what it has seen."""
+"""Trains with Accelerate, and then with the Trainer of Transformers, several times on each of two ranks.
+
+Each rank writes what it has seen to a file. One program does both, since what both import takes ten seconds.
+"""
 
 import contextlib
 import json
@@ -48,7 +51,7 @@ OPTIONS = {
 
 
 def main():
-    folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    folder, runs, trainings = Path(sys.argv[1]), *json.loads(sys.argv[2])
     all_options = {name: SimpleNamespace(**OPTIONS | run) for name, run in runs.items()}
     # Made before there are ranks; each run continues with the random numbers that its loader left.
     loaders = {name: (load(options), torch.get_rng_state()) for name, options in all_options.items()}
@@ -58,6 +61,12 @@ def main():
         train(folder, name, options, loader)
         AcceleratorState._reset_state()  # the processes still know each other
         GradientState._reset_state()
+
+    # Imported late: once the Trainer is, loaders tell how to get its order.
+    from tests.frameworks.transformers_program import train_with_trainer
+
+    for name, (kind, checkpoint) in trainings.items():
+        train_with_trainer(folder, name, kind, checkpoint and str(folder / checkpoint))
     leave()
 
 

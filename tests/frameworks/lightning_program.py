@@ -13,6 +13,8 @@ import lightning
 import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.data import _update_dataloader
+from torch.utils.data import DistributedSampler
 
 import gpuloader
 import gpuloader.torch
@@ -84,6 +86,13 @@ def main():
         fit(folder, name, run, train, validate)
 
 
+def find_workers_again():
+    """Return whether a loader that Lightning makes again finds its number of workers too."""
+    loader = gpuloader.torch.DataLoader(range(8), num_workers="auto", shard=None)
+    again = _update_dataloader(loader, DistributedSampler(range(8), 2, 0))
+    return again._epochs.workers == loader._epochs.workers
+
+
 def fit(folder, name, run, train, validate):
     every = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}"}
     model = Model()
@@ -104,6 +113,7 @@ def fit(folder, name, run, train, validate):
             trainer.predict(model, load(run), return_predictions=False)
     told = [str(one.message) for one in caught if "shard=" in str(one.message)]
     found = {**model.seen, "length": run.get("dataset") == "items" or len(train), "warnings": told}
+    found["workers are found again"] = find_workers_again()
     (folder / f"{name}.{trainer.global_rank}").write_text(json.dumps(found))
 
 

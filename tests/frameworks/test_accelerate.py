@@ -1,14 +1,25 @@
-"""Accelerate on two processes: what each rank reads, gathers, accumulates and resumes."""
+"""Accelerate, and the Trainer of Transformers over it, on two processes: what each rank reads and resumes."""
 
 import itertools
+import json
+import sys
+import warnings
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from tests.launching import written
+from tests.launching import run, seen_by_ranks
 from tests.loading import load
 
 pytest.importorskip("accelerate")
+pytest.importorskip("transformers")  # without its Trainer, whose import takes eight seconds
+
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration
+from torch.utils import data as theirs
+
+from gpuloader import torch as ours
 
 pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
@@ -49,12 +60,20 @@ RUNS = {
         }.items()
     },
 }
+TRAININGS = {  # with the Trainer: whose loader it is, and a checkpoint to resume from
+    "trained": ("own", None),
+    "training resumed": ("own", "checkpoints of trained/checkpoint-2"),
+    "trained on theirs": ("theirs", None),
+    "trained on prefetched": ("prefetch", None),
+}
 
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory):
     """What two ranks have seen in each of the runs, all of which one program makes."""
-    return written(PROGRAM, RUNS, tmp_path_factory.mktemp("accelerate"), processes=2)
+    folder = tmp_path_factory.mktemp("accelerate")
+    run(PROGRAM, folder, json.dumps([RUNS, TRAININGS]), processes=2)
+    return seen_by_ranks([*RUNS, *TRAININGS], folder)
 
 
 def epoch_of(number, rank):
@@ -154,3 +173,37 @@ def test_prefetch_around_prepare(seen):
         assert found["ends"] == [False, False, True] * 2
         assert found["synced"] == [False, True, True] * 2
         assert found["steps"] == 4
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_ranks_of_the_trainer_train_evaluate_and_resume_in_the_middle_of_an_epoch(seen, rank):
+    whole, resumed = seen["trained"][rank], seen["training resumed"][rank]
+    wanted = [batch for epoch in range(2) for _, batch in epoch_of(epoch, rank)]
+    assert whole["train"] == wanted
+    assert resumed["train"] == wanted[2:]
+    assert whole["steps"] == resumed["steps"] == len(wanted)
+    assert whole["evaluate"] == [[[0, 1, 2, 3], [8]], [[4, 5, 6, 7], [9]]][rank] * 2
+
+
+@pytest.mark.parametrize("rank", range(2))
+def test_prefetch_reads_what_the_trainers_own_loaders_give(seen, rank):
+    found = seen["trained on prefetched"][rank]
+    assert found == seen["trained on theirs"][rank]
+    assert found["train"][0] == [*range(4 * rank, 4 * rank + 4)]
+    assert len(found["evaluate"]) == 4
+
+
+def test_one_process_hears_how_to_get_the_order_of_the_trainer(monkeypatch):
+    """The Trainer lets Accelerate shuffle by a seed, with an option that no loader is told of."""
+    monkeypatch.setitem(sys.modules, "transformers.trainer", ModuleType("transformers.trainer"))
+    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
+    found, heard = [], []
+    for lib, options in ((theirs, {}), (ours, {"shard": None}), (ours, {"seed": 1}), (ours, {})):
+        loader = lib.DataLoader(range(8), 4, shuffle=True, **options)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", UserWarning)
+            prepared = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
+        heard.append([one for one in caught if "pass shard=None" in str(one.message)])
+        found.append([batch.tolist() for batch in prepared])
+    assert found[1] == found[0]
+    assert list(map(len, heard)) == [0, 0, 0, 1]

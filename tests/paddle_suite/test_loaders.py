@@ -13,7 +13,7 @@ from tests.paddle_suite.datasets import WIDTH, batch_of, pictures, sample, strea
 from tests.paddle_suite.libraries import array, rows
 
 COUNT = 20
-by_workers = pytest.mark.parametrize("workers", [0, 1, 2])
+by_workers = pytest.mark.parametrize("workers", [0, 2])
 
 
 def load(lib, dataset, **options):

@@ -5,6 +5,7 @@ import pytest
 
 import gpuloader
 from gpuloader import DataFeeder, DataLoader, SampleError
+from gpuloader.transforms import Normalize
 
 paddle = pytest.importorskip("paddle")
 
@@ -64,3 +65,9 @@ def test_a_tensor_whose_dtype_numpy_lacks_does_not_become_its_bits(declared, set
     for name in ("float32", "bool", "int8", "complex64"):
         [found] = DataLoader([paddle.ones([2]).astype(name)], places="cpu")
         assert (found.dtype, found.tolist()) == (name, [[1, 1]])
+
+
+def test_its_tensors_have_no_strides_for_channels_last():
+    steps = [Normalize("0", to="channels_last")]
+    with pytest.raises(ValueError, match="to='channels_last' needs arrays with strides"):
+        DataLoader([np.zeros((2, 2, 3), "uint8")], places="cpu", output="paddle", transforms=steps)

@@ -55,13 +55,21 @@ def assert_alike(samples, workers=None, **options):
     assert same(ours, theirs), (ours, theirs)
 
 
-# Workers get some: of NumPy's, of those that it lacks, and of those that PyTorch hardly knows.
+# Threads get some: of NumPy's, of those that it lacks, and of those that PyTorch hardly knows. Fewer get a
+# process, which starts for each.
+OF_WORKERS = {
+    "inline": DTYPES,
+    "processes": ["bfloat16", "uint16"],
+    "threads": ["bfloat16", "float8_e5m2", "complex32", "uint16"],
+}
+
+
 @pytest.mark.parametrize(
     ("dtype", "workers"),
     [
         pytest.param(dtype, workers, id=f"{dtype}-{name}")
         for workers, name in zip(WORKERS, NAMES, strict=True)
-        for dtype in (DTYPES if name == "inline" else ["bfloat16", "float8_e5m2", "complex32", "uint16"])
+        for dtype in OF_WORKERS[name]
     ],
 )
 class TestDtypes:

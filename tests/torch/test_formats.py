@@ -91,13 +91,12 @@ class TestChannelsLast:
             [images, _], *_ = load(Normalize("0", to="channels_last"), output=None, places=places)
             np.testing.assert_array_equal(np.asarray(images), PICTURES[:4].transpose(0, 3, 1, 2))
 
-    @pytest.mark.parametrize("output", ["jax", "paddle"])
-    def test_libraries_without_strides_and_other_words_are_refused(self, output):
+    def test_libraries_without_strides_and_other_words_are_refused(self):
         with pytest.raises(ValueError, match="to must be one of 'HWC', 'CHW'"):
             Normalize("0", to="last")
-        pytest.importorskip(output)
+        pytest.importorskip("jax")
         with pytest.raises(ValueError, match="to='channels_last' needs arrays with strides"):
-            load(Normalize("0", to="channels_last"), output=output)
+            load(Normalize("0", to="channels_last"), output="jax")
 
     def test_a_batch_of_pytorchs_loader_keeps_it(self):
         images = torch.rand(4, 3, 8, 9).contiguous(memory_format=LAST)

@@ -9,7 +9,6 @@ from torch.utils.data import DataLoader as Theirs
 
 from gpuloader.torch import DataLoader, default_convert
 from tests.alike import same
-from tests.fakes import nothing_left_behind
 from tests.torch_suite.datasets import Made, Numbers
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
@@ -31,25 +30,6 @@ def named(index):
 )
 def test_options_by_position(arguments):
     assert_alike(Made(named, 7), *arguments)
-
-
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"batch_size": 3, "drop_last": True},
-        {"batch_size": 2, "sampler": [4, 0, 2]},
-        {"batch_size": 2, "sampler": torch.tensor([4, 0, 2])},
-        {"batch_sampler": [[0, 1], [2]]},
-        {"batch_size": 3, "collate_fn": torch.stack},
-        {"batch_size": 3, "num_workers": 2, "prefetch_factor": 3, "persistent_workers": True, "timeout": 30},
-    ],
-    ids=lambda options: " ".join(options),
-)
-def test_options(options):
-    if "num_workers" in options:
-        list(DataLoader([0], num_workers=1))  # starts the fork server, which the program keeps
-    with nothing_left_behind():
-        assert_alike(Made(lambda index: torch.tensor([index, -index])), **options)
 
 
 def test_the_signature_begins_with_pytorchs():

@@ -42,13 +42,17 @@ COLLATED = {
 }
 
 
-@pytest.mark.parametrize("name", COLLATED)
 @WORKERS
-def test_containers_keep_their_class(lib, name, workers):
+def test_containers_keep_their_class(lib, workers):
     """Except for tuples, which become lists."""
-    samples, expected = COLLATED[name]
-    assert same(lib.default_collate(samples), expected)
-    assert same(list(lib.DataLoader(samples, len(samples), num_workers=workers)), [expected])
+    parts, end = [], 0
+    for samples, expected in COLLATED.values():
+        assert same(lib.default_collate(samples), expected)
+        parts.append(range(end, end := end + len(samples)))
+    every = [sample for samples, _ in COLLATED.values() for sample in samples]
+    batches = lib.DataLoader(every, batch_sampler=parts, num_workers=workers)
+    for name, batch in zip(COLLATED, batches, strict=True):
+        assert same(batch, COLLATED[name][1]), name
 
 
 @pytest.mark.parametrize("kind", [range, collections.deque, bytearray], ids=lambda kind: kind.__name__)
@@ -73,12 +77,14 @@ CONVERTED = {
 }
 
 
-@pytest.mark.parametrize("name", CONVERTED)
 @WORKERS
-def test_single_samples_are_converted(lib, name, workers):
-    sample, expected = CONVERTED[name]
-    assert same(lib.default_convert(sample), expected)
-    assert same(list(lib.DataLoader([sample], batch_size=None, num_workers=workers)), [expected])
+def test_single_samples_are_converted(lib, workers):
+    samples = [sample for sample, _ in CONVERTED.values()]
+    found = lib.DataLoader(samples, batch_size=None, num_workers=workers)
+    for name, one in zip(CONVERTED, found, strict=True):
+        sample, expected = CONVERTED[name]
+        assert same(lib.default_convert(sample), expected), name
+        assert same(one, expected), name
 
 
 @pytest.mark.parametrize(

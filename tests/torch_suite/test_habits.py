@@ -101,18 +101,3 @@ def test_tensors_and_arrays_are_datasets(lib):
     for dataset in (torch.arange(6.0).view(3, 2), np.arange(6.0).reshape(3, 2)):
         assert values(lib.DataLoader(dataset, 2)) == [[[0, 1], [2, 3]], [[4, 5]]]
     assert list(lib.DataLoader([], 2)) == []
-
-
-def test_samplers_of_ones_own(lib):
-    class Chosen(torch.utils.data.Sampler):
-        def __init__(self, *chosen):
-            self.chosen = chosen
-
-        def __iter__(self):
-            yield from self.chosen
-
-        def __len__(self):
-            return len(self.chosen)
-
-    assert values(lib.DataLoader(Numbers(3), 2, sampler=Chosen(2, 1, 0))) == [[2, 1], [0]]
-    assert values(lib.DataLoader(Numbers(3), batch_sampler=Chosen([0, 1], [2]))) == [[0, 1], [2]]

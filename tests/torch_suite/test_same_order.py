@@ -89,7 +89,7 @@ def test_with_workers(name, persistent):
     assert first == second
 
 
-@pytest.mark.parametrize(("steps", "workers"), [(0, 0), (2, 0), (4, 0), (100, 0), (2, 2), (100, 2)])
+@pytest.mark.parametrize(("steps", "workers"), [([0, 2], 0), ([4, 100], 0), ([2, 100], 2)], ids=str)
 @pytest.mark.parametrize("name", [name for name in OPTIONS if name.endswith("generator")])
 def test_where_the_programs_own_generator_stands(name, steps, workers):
     """PyTorch's samplers draw when they are asked for an index, and with workers they are asked ahead."""
@@ -100,10 +100,10 @@ def test_where_the_programs_own_generator_stands(name, steps, workers):
         if "batch" in name:
             sampler = loader.batch_sampler.sampler
         found = []
-        for _ in range(2):
+        for count in steps:
             iterator = iter(loader)
             found.append(sampler.generator.get_state().tolist())
-            for _, batch in zip(range(steps), iterator, strict=False):
+            for _, batch in zip(range(count), iterator, strict=False):
                 found += [plain(batch), sampler.generator.get_state().tolist()]
             del iterator
         return found
@@ -154,15 +154,15 @@ class Failing(Numbers):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 3 worker processes")
 @pytest.mark.parametrize("grouped", [False, True], ids=["sampler", "batch sampler"])
-@pytest.mark.parametrize("workers", [0, 2, 3])
-def test_when_a_sampler_of_the_users_own_is_asked(workers, grouped, persistent):
+@pytest.mark.parametrize(("workers", "kept"), [(0, False), (2, False), (2, True), (3, True)])
+def test_when_a_sampler_of_the_users_own_is_asked(workers, grouped, kept):
     """With workers, a batch is replaced before it is delivered, and so is one that raises."""
 
     def find(lib):
         torch.manual_seed(7)
         sampler = Asked(5 if grouped else None)
         options = {"batch_sampler": sampler} if grouped else {"batch_size": 5, "sampler": sampler}
-        loader = lib.DataLoader(Failing(), num_workers=workers, **options, **(persistent if workers else {}))
+        loader = lib.DataLoader(Failing(), num_workers=workers, persistent_workers=kept, **options)
         found = []
         for steps in (7, 2, 7):
             iterator = iter(loader)
@@ -180,9 +180,14 @@ def test_when_a_sampler_of_the_users_own_is_asked(workers, grouped, persistent):
     assert find(ours) == find(theirs)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("wrap", [False, True], ids=["sampler", "batch sampler"])
-@pytest.mark.parametrize("generator", [lambda: None, seeded], ids=["no generator", "generator"])
+@pytest.mark.parametrize(
+    ("generator", "wrap", "workers"),
+    [
+        *itertools.product([lambda: None, seeded], [False, True], [0]),
+        (lambda: None, True, 2),
+        (seeded, False, 2),
+    ],
+)
 def test_an_epoch_without_end(generator, wrap, workers):
     """Its indices would take 80 GB, so they are drawn as the loop needs them, also when it resumes."""
 
@@ -216,7 +221,7 @@ def test_an_iterator_draws_its_seed_when_it_is_made():
 
 
 @pytest.mark.parametrize(
-    ("name", "workers"), [*((name, 0) for name in OPTIONS), *((name, 2) for name in [*OPTIONS][::2])]
+    ("name", "workers"), [*((name, 0) for name in OPTIONS), *((name, 2) for name in [*OPTIONS][1::5])]
 )
 def test_a_state_has_the_order(name, workers):
     """Whatever the program draws before it resumes. Later epochs need the global generator as it was."""
@@ -284,11 +289,11 @@ def augment(index):
     return image + 0.1 * torch.randn(image.shape), LABELS[index]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_training_has_the_same_losses_and_weights(workers, persistent):
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}], ids=str
+)
+def test_a_training_has_the_same_losses_and_weights(options):
     """With a shuffle, augmentation in workers, dropout, and a validation between epochs."""
-    if persistent["persistent_workers"] and not workers:
-        pytest.skip("there are no workers to keep")
 
     def train(kind):
         random.seed(5)
@@ -297,8 +302,6 @@ def test_a_training_has_the_same_losses_and_weights(workers, persistent):
         model = torch.nn.Sequential(
             torch.nn.Conv2d(1, 4, 3), torch.nn.Flatten(), torch.nn.Dropout(0.3), torch.nn.Linear(144, 3)
         )
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        options = {"num_workers": workers, **persistent}
         training = kind(Made(augment, 40), batch_size=8, shuffle=True, drop_last=True, **options)
         validation = kind(Made(augment, 10), batch_size=4, **options)
         losses = []
@@ -307,9 +310,11 @@ def test_a_training_has_the_same_losses_and_weights(workers, persistent):
                 images, labels = images.to("cpu", non_blocking=True), labels.to("cpu", non_blocking=True)
                 images.requires_grad_()
                 loss = torch.nn.functional.cross_entropy(model(images), labels)
-                optimizer.zero_grad()
+                model.zero_grad()
                 loss.backward()
-                optimizer.step()
+                with torch.no_grad():  # PyTorch's optimizers import its compiler, which takes two seconds
+                    for weights in model.parameters():
+                        weights -= 0.1 * weights.grad
                 losses += [loss.item(), images.grad.sum().item()]
             with torch.no_grad():
                 losses += [model(images).sum().item() for images, _ in validation]

@@ -178,17 +178,17 @@ WITH = {"no workers": {}, "workers": {"num_workers": 2}}
 KEPT = {"num_workers": 2, "persistent_workers": True, "snapshot_every_n_steps": 3}
 STAYING = ["shuffled", "generator", "a generator", "random samples, shuffled"]
 TAKEN = [0, 2, "all", "ended"]
-READ_IN_WORKERS = ["stateless items", "itself", "single items", "items without the last"]
-READ_IN_WORKERS += ["iterators with a state", "random samples"]  # and not drawn by a sampler outside of them
+READ_IN_WORKERS = ["single items", "items without the last", "iterators with a state", "random samples"]
+DRAWN_OUTSIDE = ["shuffled", "generator", "a batch sampler with a state", "random samples, shuffled"]
+WITH_WORKERS = [*DRAWN_OUTSIDE, "stateless items", "a generator", "itself", *READ_IN_WORKERS]
 
 
 @pytest.mark.parametrize(
     ("name", "options", "taken"),
     [
         *itertools.product(LOADERS, [WITH["no workers"]], TAKEN),
-        *itertools.product(LOADERS, [WITH["workers"]], [2]),
+        *itertools.product(WITH_WORKERS, [WITH["workers"]], [2]),
         *itertools.product(["shuffled", "a generator"], [WITH["workers"]], [0, "all", "ended"]),
-        ("random samples, shuffled", WITH["workers"], "ended"),
         *itertools.product(READ_IN_WORKERS, [WITH["workers"]], ["ended"]),
         *itertools.product(STAYING, [KEPT], [2, "all"]),
     ],

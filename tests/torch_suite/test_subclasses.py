@@ -90,8 +90,10 @@ class TestSubclasses:
 
         assert_same_on_both(program)
 
-    @pytest.mark.parametrize("shuffle", [False, True])
-    @pytest.mark.parametrize(("size", "by_force"), [(3, False), (3, True), (None, False)])
+    @pytest.mark.parametrize(
+        ("size", "by_force", "shuffle"),
+        [(3, False, True), (3, True, False), (3, True, True), (None, False, True)],
+    )
     def test_the_batch_sampler_or_that_of_single_samples_may_be_replaced(
         self, workers, shuffle, size, by_force
     ):
