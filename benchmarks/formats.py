@@ -169,16 +169,6 @@ def hdf5_order(folder: Path, name: str = "x") -> Iterable[Any]:
             yield [array[start : start + BATCH]]
 
 
-def hdf5_rows(folder: Path) -> Iterable[Any]:
-    """Yield the rows of a random subset, read one by one, as a dataset's `__getitem__` does."""
-    import h5py
-
-    with h5py.File(folder / "pixels.h5", "r") as file:
-        array = file["x"]
-        for rows in subset():
-            yield [np.stack([array[row] for row in rows])]
-
-
 def webdataset_pictures(folder: Path, workers: int = 0) -> Iterable[Any]:
     """Yield batches that webdataset decodes with Pillow."""
     import webdataset
@@ -300,7 +290,6 @@ OWN: dict[str, Callable[..., Iterable[Any]]] = {
     "Zarr, shuffled subset": stored("ZarrDataset", "pixels.zarr", "pixels", shuffled=True),
     "HDF5, in order": stored("HDF5Dataset", "pixels.h5", "x"),
     "HDF5, in order, numbers": stored("HDF5Dataset", "pixels.h5", "small"),
-    "HDF5, shuffled subset": stored("HDF5Dataset", "pixels.h5", "x", shuffled=True),
     "Zarr, shuffle='chunks'": stored("ZarrDataset", "pixels.zarr", "pixels", shuffle="chunks"),
     "HDF5, shuffle='chunks'": stored("HDF5Dataset", "pixels.h5", "x", shuffle="chunks"),
     "tar, Pillow": own_pictures,
@@ -317,7 +306,6 @@ PEERS: dict[str, dict[str, Callable[..., Iterable[Any]]]] = {
     "Zarr, shuffled subset": {"zarr": zarr_subset},
     "HDF5, in order": {"h5py": hdf5_order},
     "HDF5, in order, numbers": {"h5py": lambda folder: hdf5_order(folder, "small")},
-    "HDF5, shuffled subset": {"h5py": hdf5_rows},
     # What the shuffle costs: the same loader in order.
     "Zarr, shuffle='chunks'": {ORDERED: stored("ZarrDataset", "pixels.zarr", "pixels")},
     "HDF5, shuffle='chunks'": {ORDERED: stored("HDF5Dataset", "pixels.h5", "x")},

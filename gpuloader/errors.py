@@ -469,6 +469,5 @@ def import_package(module: str, what: str, extra: str, package: str = "") -> Any
     try:
         return import_module(module)
     except ImportError as error:
-        name = package or module
-        missing = f"{what} needs {name}, which is not installed: {install_command(extra)}"
-        raise MissingPackage(missing, name=name) from error
+        missing = f"{what} needs {package or module}, which is not installed: {install_command(extra)}"
+        raise MissingPackage(missing, name=package or module) from error

@@ -202,6 +202,13 @@ def is_plain_tensor(value: Any) -> bool:
     return all(step or size < 2 for step, size in zip(value.stride(), value.shape, strict=True))
 
 
+def find_extent(tensor: Any) -> int:
+    """Return the number of a dense tensor's elements in memory, from the first to the last, with any gaps."""
+    if tensor.is_contiguous():
+        return int(tensor.numel())
+    return int(1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True)))
+
+
 def can_stage(value: object) -> bool:
     """Return False for a tensor that is sparse, nested, quantized or on a device, else True."""
     return not is_tensor(value) or not _find_obstacle(value)
@@ -250,9 +257,8 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
         return array
     if wanted is not None and torch_name(wanted) is None:
         return _widen(plain, wanted)
-    bits = plain.view(getattr(sys.modules["torch"], _INTEGERS[plain.element_size()])).numpy()
-    array = bits.view(bits_dtype(str(plain.dtype).removeprefix(_PREFIX), bits.itemsize))
-    return array
+    bits: NDArray[Any] = plain.view(getattr(sys.modules["torch"], _INTEGERS[plain.element_size()])).numpy()
+    return bits.view(bits_dtype(str(plain.dtype).removeprefix(_PREFIX), bits.itemsize))
 
 
 def as_array(values: Any) -> NDArray[Any]:

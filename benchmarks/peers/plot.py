@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from benchmarks.hosts import Row
 from benchmarks.peers import FLOOR, OURS
 from benchmarks.peers.report import Measured, Report, format_ratio, ratio
-from gpuloader.errors import missing_package
+from gpuloader.errors import import_package
 
 OUR_COLOUR = "#f58518"
 PEER_COLOUR = "#a8b4c4"
@@ -27,10 +26,7 @@ def check_plotting() -> None:
     MissingPackage
         Matplotlib is not installed.
     """
-    try:
-        importlib.import_module("matplotlib")
-    except ModuleNotFoundError:
-        raise missing_package("the plot", "matplotlib", "bench") from None
+    import_package("matplotlib", "the plot", "bench")
 
 
 def draw(report: Report, path: Path) -> None:

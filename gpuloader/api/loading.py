@@ -497,7 +497,7 @@ def _check_skipping(*, ends: bool, equal: bool) -> None:
     if equal:
         raise ValueError(
             "on_bad='skip' makes shorter batches, so it cannot be combined with split='shards', nor with "
-            "shard and uneven='pad': pass uneven='drop'"
+            "shard and uneven='pad': pass split='batches' and uneven='drop'"
         )
 
 

@@ -10,7 +10,7 @@ import tarfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, BinaryIO
 
 from gpuloader.api.loader import DataLoader
@@ -20,6 +20,7 @@ from gpuloader.errors import import_package
 from gpuloader.sources.dataset import IterableDataset, is_iterable
 from gpuloader.sources.describing import describe
 from gpuloader.sources.files.remote_files import named
+from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
 from gpuloader.system.platforms import locked, replacing
 
@@ -113,8 +114,8 @@ def write_shards(
     # What tells one dataset from another without reading it.
     if not source.iterable:
         limits["samples"] = len(source.dataset)
-    elif urls := getattr(source.dataset, "urls", None):
-        limits["source"] = str(urls)
+    elif isinstance(source.dataset, ShardDataset):
+        limits["files"] = [PurePath(url).name.partition("?")[0] for url in source.dataset._urls]
     elif num_workers and not is_iterable(source.dataset):
         raise ValueError(
             "each worker would read all of the iterable, and write it again; pass num_workers=0, or an "
@@ -236,7 +237,7 @@ def _read_index(folder: Path, limits: dict[str, Any]) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{folder / INDEX} is damaged: {error}; write into another folder") from error
     for name, value in limits.items():
-        if found.get(name) != value:
+        if found.get(name, value) != value:
             raise ValueError(
                 f"{folder} has shards with {name}={found.get(name)!r}, but {value!r} was asked for; write "
                 "into another folder"

@@ -132,9 +132,6 @@ def stage_whole(
         parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
         if as_returned:
             parts = parts.in_memory_order()
-            # A slot holds no gaps, and the order in which PyTorch adds numbers up depends on the strides.
-            if not all(array.flags.c_contiguous for array in parts.arrays):
-                parts = take_apart(AS_IT_IS, value)
         # Declared fields convert every value, so one value says nothing about the next.
         signature = None if feeds is not None else BatchSignature.of(value, parts)
     layout = parts.layout
@@ -157,7 +154,8 @@ def _warn_of_classes(tree: Tree, value: Any) -> None:
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:
     """Return a function that says whether a value is staged, or stays a Python object."""
     if collation.as_returned:
-        return foreign.is_plain_tensor
+        # A slot holds no gaps, and the order in which PyTorch adds numbers up depends on the strides.
+        return lambda value: foreign.is_plain_tensor(value) and foreign.find_extent(value) == value.numel()
     if collation.function is None:
         return is_proper_value
     if not collation.keeps_gradients:

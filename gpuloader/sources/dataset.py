@@ -394,8 +394,9 @@ class Subset(Dataset[S]):
             return
         # Kept as passed, because programs read the attribute. Checked now, not later in some worker.
         self.indices = listed
-        if isinstance(listed, range):  # its ends tell about all of it, which may be more than memory holds
-            listed = [*listed[:1], *listed[-1:]]
+        known = range(-len(dataset), len(dataset)) if checks else listed
+        if isinstance(listed, range) and (not listed or (listed[0] in known and listed[-1] in known)):
+            return  # its ends tell about all of it, which may be more than memory holds
         rows = as_indices("indices", listed)
         if checks:
             array_rows.check_rows(dataset, rows, len(dataset))

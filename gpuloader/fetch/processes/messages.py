@@ -29,7 +29,7 @@ from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
 from gpuloader.fetch.processes.shipping import has_cloudpickle
-from gpuloader.foreign import is_plain_tensor, tensor_array, tensor_over
+from gpuloader.foreign import find_extent, is_plain_tensor, tensor_array, tensor_over
 from gpuloader.system.finalizers import closing_once
 from gpuloader.system.platforms import open_memory_file
 
@@ -193,14 +193,19 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Pickle a dense tensor as an array: torch pickles far more slowly, and not all of its dtypes."""
+    """Pickle a tensor as an array, with its strides: torch pickles more slowly, and not all of its dtypes."""
     if not is_plain_tensor(tensor) or tensor.requires_grad:
         return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    if not tensor.is_contiguous():  # with its strides, but without the rest of what its storage holds
-        size, stride = tuple(tensor.size()), tensor.stride()
-        extent = 1 + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
-        return sys.modules["torch"].as_strided, (tensor.as_strided((extent,), (1,)), size, stride)
-    return tensor_over, (tensor_array(tensor),)
+    if tensor.is_contiguous():
+        return tensor_over, (tensor_array(tensor),)
+    extent, size, stride = find_extent(tensor), tuple(tensor.size()), tensor.stride()
+    if extent > tensor.numel():  # there are gaps, which may be larger than all else
+        return _leave_gaps, (tensor.contiguous(), stride)
+    return sys.modules["torch"].as_strided, (tensor.as_strided((extent,), (1,)), size, stride)
+
+
+def _leave_gaps(tensor: Any, stride: tuple[int, ...]) -> Any:
+    return tensor.new_empty_strided(tensor.size(), stride).copy_(tensor)
 
 
 # An exception as a payload, with its class, its cause and its traceback.

@@ -249,6 +249,8 @@ MAXIMUM_TEXT_BYTES = 2**31
 _WINDOW_BYTES = 2**18
 _MAXIMUM_LIST_BYTES = 8 * MAXIMUM_IMAGES
 _WHITESPACE = b" \t\r\n"
+_ON_ONE_LINE = bytes.maketrans(b"\r\n", b"  ")
+_LABELS = {b"%d" % label: label for label in range(HIGHEST_LABEL + 1)}
 
 
 def read_json(path: str | Path) -> Mnist:
@@ -303,12 +305,11 @@ def read_json(path: str | Path) -> Mnist:
                         break
                     if end == MAXIMUM_IMAGES:
                         raise ValueError(f"expected at most {end:,} images in the three sets, got more")
-                    row = _inside(text, opening, f"a list of {PIXELS} numbers")
-                    images[end] = parse_row(row, "numbers", PIXELS, 1, np.float32)
+                    images[end] = parse_row(_inside(text, opening, f"a list of {PIXELS} numbers"), PIXELS)
                     end, opening = end + 1, b",["
                 where = f"labels of set {name!r}"
                 text = _inside(next(lists), b",[", "the labels after the images")
-                labels.append(parse_row(text, "labels", end - ends[-1], HIGHEST_LABEL, np.int64))
+                labels.append(_parse_labels(text, end - ends[-1]))
                 ends.append(end)
                 _inside(next(lists), b"", "']' after the images and labels")
             where = "end of the file"
@@ -360,8 +361,8 @@ def _quote(text: bytes) -> str:
     return repr(text[:20].decode("ascii", "replace"))
 
 
-def parse_row(text: bytes, what: str, count: int, most: int, dtype: type[np.generic]) -> NDArray[Any]:
-    """Return the `count` numbers from 0 to `most` in `text`, the inside of a JSON array; `what` names them.
+def parse_row(text: bytes, count: int) -> NDArray[np.float32]:
+    """Return the `count` numbers from 0 to 1 in `text`, the inside of a JSON array.
 
     NumPy's parser rounds each number once, to float64, as ``json.loads`` does. It also reads what JSON
     forbids: ``.5``, ``5.`` and ``00.5`` mean what they say.
@@ -373,25 +374,38 @@ def parse_row(text: bytes, what: str, count: int, most: int, dtype: type[np.gene
 
     Examples
     --------
-    >>> parse_row(b"0.0, 1, 5e-1", "pixels", 3, 1, np.float32)
+    >>> parse_row(b"0.0, 1, 5e-1", 3)
     array([0. , 1. , 0.5], dtype=float32)
-    >>> parse_row(b"0, 10", "labels", 2, 9, np.int64)
+    >>> parse_row(b"0.0, 1.5", 2)
     Traceback (most recent call last):
     ...
-    ValueError: expected labels from 0 to 9, got 10 at position 1
+    ValueError: expected numbers from 0 to 1, got 1.5 at position 1
     """
+    if not text.strip(_WHITESPACE):  # of which NumPy would warn
+        raise ValueError(f"expected {count} numbers, got 0")
+    line = text.translate(_ON_ONE_LINE) if b"\n" in text or b"\r" in text else text
+    row: NDArray[np.float32]
     try:
-        # Early releases of NumPy stop at other text, so that numbers are missing.
-        row: NDArray[Any] = np.fromstring(text, dtype, sep=",")
+        row = np.loadtxt([line], np.float32, comments=None, delimiter=",", encoding="latin1", ndmin=1)
     except ValueError as error:
         raise ValueError(f"expected only numbers: {error}") from None
     if len(row) != count:
-        raise ValueError(f"expected {count} {what}, got {len(row)}")
-    valid = (row >= 0) & (row <= most)
+        raise ValueError(f"expected {count} numbers, got {len(row)}")
+    valid = (row >= 0) & (row <= 1)
     if not valid.all():
         at = int(np.argmin(valid))
-        raise ValueError(f"expected {what} from 0 to {most}, got {row[at]:g} at position {at}")
+        raise ValueError(f"expected numbers from 0 to 1, got {row[at]:g} at position {at}")
     return row
+
+
+def _parse_labels(text: bytes, count: int) -> NDArray[np.int64]:
+    words = [word.strip(_WHITESPACE) for word in text.split(b",")]
+    if len(words) != count:
+        raise ValueError(f"expected {count} labels, one for each image, got {len(words)}")
+    for row, word in enumerate(words):
+        if word not in _LABELS:
+            raise ValueError(f"expected integers from 0 to {HIGHEST_LABEL}, got {_quote(word)} at row {row}")
+    return np.array([_LABELS[word] for word in words], np.int64)
 
 
 # The IDX files: in the format in which MNIST was first published, a header of big-endian sizes and raw bytes.
