@@ -115,7 +115,8 @@ def write_shards(
     if not source.iterable:
         limits["samples"] = len(source.dataset)
     elif isinstance(source.dataset, ShardDataset):
-        limits["files"] = [PurePath(url).name.partition("?")[0] for url in source.dataset._urls]
+        # By their names alone, so that the index holds no credentials of a URL.
+        limits["files"] = [PurePath(url.partition("?")[0]).name for url in source.dataset._urls]
     elif num_workers and not is_iterable(source.dataset):
         raise ValueError(
             "each worker would read all of the iterable, and write it again; pass num_workers=0, or an "
