@@ -48,6 +48,7 @@ class FieldLayout(NamedTuple):
     offset: int  # bytes from the start of the slot, a multiple of `ALIGNMENT`
     shape: tuple[int, ...]  # of the whole batch
     dtype: np.dtype[Any]
+    strides: tuple[int, ...] | None = None  # in bytes; None for rows without gaps, in C order
 
 
 class Layout(NamedTuple):
@@ -307,7 +308,7 @@ class Slot:
         if layout is not self._layout:
             self._views = SlotViews()
             for part in layout.fields:
-                self._views.append(np.ndarray(part.shape, part.dtype, self.bytes, part.offset))
+                self._views.append(np.ndarray(part.shape, part.dtype, self.bytes, part.offset, part.strides))
             self._layout = layout
         return self._views
 
@@ -533,5 +534,5 @@ def lease_views(slot: Slot, layout: Layout, freed: deque[Any]) -> list[NDArray[A
     region = _asarray(Lease(slot, freed, slot.interface))
     arrays: list[NDArray[Any]] = []
     for part in layout.fields:
-        arrays.append(_ndarray(part.shape, part.dtype, region, part.offset))
+        arrays.append(_ndarray(part.shape, part.dtype, region, part.offset, part.strides))
     return arrays

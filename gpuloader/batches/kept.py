@@ -57,6 +57,19 @@ class Parts(NamedTuple):
             return self
         return self._replace(arrays=arrays, layout=arrange(_specs(arrays))._replace(turned=tuple(found)))
 
+    def with_strides(self) -> Parts:
+        """Return these parts with a layout that keeps the strides, and so the gaps between elements."""
+        spans = []
+        for array in self.arrays:
+            last = sum((size - 1) * step for size, step in zip(array.shape, array.strides, strict=True))
+            spans.append(((last // array.itemsize + 1 if array.size else 0,), array.dtype))
+        layout = arrange(tuple(spans))
+        fields = [
+            field._replace(shape=array.shape, strides=array.strides)
+            for field, array in zip(layout.fields, self.arrays, strict=True)
+        ]
+        return self._replace(layout=Layout(tuple(fields), layout.nbytes))
+
 
 def _specs(arrays: Sequence[Array]) -> tuple[Spec, ...]:
     return tuple([(array.shape, array.dtype) for array in arrays])
@@ -131,7 +144,7 @@ def stage_whole(
             _warn_of_classes(tree, value)
         parts = take_apart(tree, value, None if collation.batched or by_user else feeds)
         if as_returned:
-            parts = parts.in_memory_order()
+            parts = parts.with_strides()
         # Declared fields convert every value, so one value says nothing about the next.
         signature = None if feeds is not None else BatchSignature.of(value, parts)
     layout = parts.layout
@@ -154,8 +167,12 @@ def _warn_of_classes(tree: Tree, value: Any) -> None:
 def _find_staged(collation: Collation) -> Callable[[Any], bool]:
     """Return a function that says whether a value is staged, or stays a Python object."""
     if collation.as_returned:
-        # A slot holds no gaps, and the order in which PyTorch adds numbers up depends on the strides.
-        return lambda value: foreign.is_plain_tensor(value) and foreign.find_extent(value) == value.numel()
+        # Strides are kept, because the order in which PyTorch adds numbers up depends on them. A slot may be
+        # half gaps, as for a crop; a few columns of a large table, or windows that overlap, are pickled.
+        return lambda value: (
+            foreign.is_plain_tensor(value)
+            and value.numel() <= foreign.find_extent(value) <= 2 * value.numel()
+        )
     if collation.function is None:
         return is_proper_value
     if not collation.keeps_gradients:
