@@ -310,6 +310,7 @@ class DatasetEpochs(Epochs):
             size=plan.size,
             shards=plan.delivery.shards,
             order_size=batching.order_size,
+            ranks=None if batching.given is None else batching.given.ranks,
         )
         if self._follows_torch and self._fetching.copies is not None and self.ranks[1] == 1:
             position.copies = self._fetching.copies
@@ -378,6 +379,14 @@ class DatasetEpochs(Epochs):
                 f"{_name_order(batching.order_size)}; resume with the same batch sampler and batch size, or "
                 "the same shuffle and shuffle_buffer"
             )
+        ranks = None if batching.given is None else batching.given.ranks
+        if position.ranks not in (None, ranks) and (position.batches or position.beyond):
+            raise ValueError(
+                f"the state is that of one rank of {position.ranks} in the middle of an epoch, and now the "
+                f"sampler divides the dataset among {ranks or 1}, so samples would be repeated or lost; "
+                "resume with as many ranks, or use shard= instead of such a sampler, which allows any number"
+            )
+        position.ranks = ranks
         if position.copies not in (None, self._fetching.copies):
             raise ValueError(
                 f"the state has the dataset's own state in {position.copies} workers, and this loader has "

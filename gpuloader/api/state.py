@@ -60,6 +60,7 @@ class Position:
     base: int = 0
     total: int | None = None
     dealt: bool = False  # `step`, `base` and `total` count the batches of a batch sampler that ranks share
+    ranks: int | None = None  # how many ranks the user's sampler divides the dataset among
     order_size: int | None = None  # the batch size, or the chunks of a window, if the order depends on it
     torch_order: TorchOrder | None = None  # the epoch's order, if a PyTorch sampler draws it
 
@@ -171,6 +172,8 @@ class Position:
                 state["batch_size"] = self.size
             if self.shards > 1:
                 state["shards"] = self.shards
+            if self.ranks is not None:
+                state["ranks"] = self.ranks
             if self.beyond:
                 state["beyond"] = _shorten(sorted(self.beyond))
             if self.readers is not None:
@@ -213,6 +216,7 @@ def read_state(state: object) -> Position:
             beyond=_lengthen(state.get("beyond", ())),
             size=_count_or_none(state, "batch_size"),
             order_size=_count_or_none(state, "order_batch_size"),
+            ranks=_count_or_none(state, "ranks"),
         )
         if (drawn := state.get("drawn")) is not None:
             read.torch_order = TorchOrder(drawn if isinstance(drawn, str) else _count(drawn, 2**63))

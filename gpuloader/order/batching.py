@@ -92,6 +92,12 @@ class GivenSampler(NamedTuple):
             for _, one in self.inside
         )
 
+    @property
+    def ranks(self) -> int | None:
+        """How many ranks it divides the dataset among, if it says so; None if it does not divide it."""
+        told = (getattr(one, count, None) for _, one in self.inside for count, _ in _DIVIDING)
+        return next((count for count in told if isinstance(count, int)), None) if self.divides else None
+
 
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     """Return what is known about the sampler that the user passed; None without one.

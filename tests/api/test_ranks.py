@@ -155,6 +155,24 @@ class TestOrders:
         with pytest.raises(ValueError, match="DistributedBatchSampler already divides the dataset"):
             make(range(4), 0, 2, batch_sampler=sampler, batch_size=1)
 
+    @pytest.mark.parametrize("names", NAMES_OF_RANKS)
+    def test_that_are_divided_already_resume_on_as_many_ranks(self, names):
+        of_two, of_four = (Wrapped(**{names[0]: count, names[1]: 0}) for count in (2, 4))
+        loader = DataLoader(range(4), sampler=of_two, places="cpu")
+        for _ in loader:
+            state = loader.state_dict()
+            break
+        loader.load_state_dict(state)
+        assert len(list(loader)) == 3
+        assert loader.state_dict()["epoch"] == 1
+        for options in ({"sampler": of_four}, {}, {"shard": (0, 2), "seed": 1}):
+            other = DataLoader(range(4), places="cpu", **options)
+            with pytest.raises(ValueError, match=r"one rank of 2 .* samples would be repeated or lost"):
+                other.load_state_dict(state)
+            other.load_state_dict(loader.state_dict())  # at the start of an epoch, nothing is lost
+        del state["ranks"]  # as earlier releases wrote it
+        other.load_state_dict(state)
+
     @pytest.mark.parametrize("options", [{"shuffle": True}, {"sampler": RandomSampler(range(4))}])
     def test_that_are_drawn_need_a_seed(self, options):
         with pytest.raises(ValueError, match="pass the same seed to all of them"):
