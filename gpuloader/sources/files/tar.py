@@ -167,12 +167,16 @@ class TarDataset(ShardDataset[Any]):
 def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
     """Yield the samples of a tar file as dicts of their members' bytes, by extension."""
     sample: dict[str, Any] = {}
+    nameless = ""  # a member that belongs to no sample
     with tarfile.open(fileobj=stream, mode="r|*") as opened:
         members: Any = opened
         for member in members:
             members.members = []  # otherwise tarfile would keep all of them
             found = _NAME.match(member.name)
-            if not member.isreg() or _SKIPPED.match(member.name) or not found:
+            if not member.isreg() or _SKIPPED.match(member.name):
+                continue
+            if not found:
+                nameless = member.name
                 continue
             key, ending = found[1], found[2].lower()
             if sample.get("__key__") != key:
@@ -192,6 +196,8 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
                 raise tarfile.ReadError("unexpected end of data")
     if sample:
         yield sample
+    elif nameless:
+        raise DataFileError(f"no member has an extension, such as .jpg, which names its field: {nameless!r}")
 
 
 def expand(pattern: str) -> list[str]:

@@ -175,3 +175,9 @@ def test_two_members_of_one_name_are_an_error(tmp_path):
     path = write_tar(tmp_path / "a.tar", [("1.cls", b""), ("1.CLS", b"")])
     with pytest.raises(DataFileError, match=r"a.tar: one sample has two members .* '1.CLS'.*rename one"):
         list(TarDataset(path))
+
+
+def test_a_file_without_any_extension_is_an_error(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("images/0001", b"a"), ("images/0002", b"b")])
+    with pytest.raises(DataFileError, match=r"a\.tar: no member has an extension, .* 'images/0002'"):
+        list(TarDataset(path))
