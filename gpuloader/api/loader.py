@@ -431,7 +431,8 @@ class DataLoader(Measured, Generic[S]):
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        return Iteration(partial(self._begin, self._epochs.draw_ahead()), self._epochs.count_steps)
+        begin = partial(self._begin, self._epochs.draw_ahead())
+        return self._framework.iteration(begin, self._epochs.count_steps)
 
     def _begin(self, ahead: Position | None) -> Iteration:
         if self._cache is not None:

@@ -18,6 +18,7 @@ from gpuloader.batches.schema import Collation, Fallback
 from gpuloader.checks import AUTO
 from gpuloader.devices.places import default_place, parse_places
 from gpuloader.epoch.delivery import Delivery
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.fetch.contract import BUDGET, WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
 from gpuloader.fields.ragged import Padding, as_pad, list_targets
@@ -71,6 +72,7 @@ class Framework(NamedTuple):
     fallback: Fallback | None = None
     # What `pin_memory` does to a batch in host memory.
     pin: Callable[[Any], Any] | None = None
+    iteration: type[Iteration] = Iteration  # the class of the loader's iterators
 
 
 class LoadingPlan(NamedTuple):

@@ -21,6 +21,7 @@ from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
+from gpuloader.epoch.epoch import Iteration
 from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.worker_info import find_torch_rank
@@ -29,6 +30,8 @@ from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
 
 try:
+    from torch.autograd import _profiler_enabled
+    from torch.autograd.profiler import record_function
     from torch.utils.data import BatchSampler as TorchBatchSampler
     from torch.utils.data import DataLoader as TorchLoader
     from torch.utils.data import RandomSampler, SequentialSampler, default_collate, default_convert
@@ -36,6 +39,7 @@ try:
 except ImportError:
     TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
     _DatasetKind = _InfiniteConstantSampler = default_collate = default_convert = object
+    _profiler_enabled = record_function = object
 
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
@@ -103,6 +107,16 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
         return None
     return batches.batch_size, batches.drop_last, id(batches.sampler)
+
+
+class _Profiled(Iteration):
+    """An iterator each of whose steps is an event in PyTorch's profiler, as with PyTorch's loader."""
+
+    def __next__(self) -> Any:
+        if not _profiler_enabled():  # asked, because an event that nobody records takes 3 µs
+            return super().__next__()
+        with record_function("enumerate(DataLoader)#Iteration.__next__"):
+            return super().__next__()
 
 
 class _Computed(property):
@@ -206,6 +220,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         convert=default_convert,
         fallback=Fallback(default_collate, _needs_default_collate),
         pin=_pin,
+        iteration=_Profiled,
     )
 
     def __init__(

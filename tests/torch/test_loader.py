@@ -35,6 +35,16 @@ def test_flags_may_be_numbers(name, flag):
     assert batches[0] == batches[1]
 
 
+def test_the_profiler_counts_the_requests_for_a_batch():
+    """The last one, which finds no further batch, counts too."""
+    rows = []
+    for loader in (DataLoader, torch.utils.data.DataLoader):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            list(loader(range(7), 2))
+        rows += [row for row in profile.key_averages() if row.key.startswith("enumerate(DataLoader)#")]
+    assert [row.count for row in rows] == [5, 5]
+
+
 class Interrupting:
     """A sampler in which a Ctrl-C comes at one of its indices."""
 
