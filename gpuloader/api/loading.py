@@ -379,7 +379,7 @@ def _check_shards(shards: int, uneven: str, batching: Batching, workers: WorkerO
 def _check_one_shape(batching: Batching, shards: int, uneven: str) -> None:
     """Raise `ValueError` if an epoch's last batch is known to be smaller on a place than the others."""
     size, last = batching.size, batching.count_last()
-    if size is None or last is None or batching.count() < 2:
+    if size is None or last is None or batching.settle().count() < 2:
         return
     parts = [-(-samples // shards) if uneven == "pad" else samples // shards for samples in (size, last)]
     if parts[0] != parts[1]:

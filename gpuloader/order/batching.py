@@ -594,10 +594,13 @@ class Batching(NamedTuple):
     def count_last(self) -> int | None:
         """Return the number of samples in an epoch's last batch, or None if it is not known in advance."""
         # Ranks share the last step evenly, so the end of a divided epoch depends on their number.
-        order = None if self.drop_last or self.sharding is not None else self.any_order
+        is_known = not self.drop_last and (self.sharding is None or self.sharding.ranks is not None)
+        order = self.any_order if is_known else None
         if order is None or self.size is None:
             return None
-        return len(order) % self.size or self.size
+        division = self.settle().division or ALONE
+        step = self.size * division.world_size
+        return division.last(len(order) % step or step, self.size, drop_last=False) or self.size
 
     def count_samples(self) -> int:
         """Return the number of samples per epoch, over all ranks; raise `TypeError` like `count`."""

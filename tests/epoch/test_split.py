@@ -215,7 +215,12 @@ class TestMasks:
 class TestErrors:
     @pytest.mark.parametrize(
         "options",
-        [{}, {"shuffle": True}, {"batch_size": 1, "batch_sampler": BatchSampler(pairs(9), batch_size=4)}],
+        [
+            {},
+            {"shuffle": True},
+            {"batch_size": 1, "batch_sampler": BatchSampler(pairs(9), batch_size=4)},
+            {"shard": (1, 2), "uneven": "repeat"},
+        ],
     )
     def test_of_a_last_batch_that_will_not_divide(self, options):
         """The error comes before the first step, not after the last."""
