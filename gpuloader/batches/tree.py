@@ -214,6 +214,8 @@ class Branch:
 
 
 Node = Leaf | Branch
+EntriesOf = Callable[[Branch, Any], Sequence[Any] | None]
+"""`Branch.entries` or `Branch.match`."""
 
 
 class Tree:
@@ -383,18 +385,24 @@ class Tree:
     def __reduce__(self) -> tuple[Any, ...]:
         return Tree, (self.root, self.keeps_tuples)
 
-    def flatten(self, sample: Any) -> Sequence[Any]:
+    def flatten(self, sample: Any, entries_of: EntriesOf = Branch.entries) -> Any:
         """Return the values of a sample's leaves; raise `SampleError` if its tree differs.
 
-        A list instead of a tuple, another mapping, or another order of keys is accepted.
+        A list instead of a tuple, another mapping, or another order of keys is accepted. Returns None if
+        `entries_of` returns None for a container.
         """
-        found = _flatten(self, sample, Branch.entries)
-        assert found is not None
-        return found
+        root = self.root
+        if isinstance(root, Leaf):
+            return (sample,)
+        if root.of_leaves:
+            return entries_of(root, sample)
+        found: list[Any] = []
+        return found if _collect(root, sample, entries_of, found) else None
 
     def match(self, sample: Any) -> Sequence[Any] | None:
         """Return the values of the leaves of a sample of the very same classes and keys; None for others."""
-        return _flatten(self, sample, Branch.match)
+        matched: Sequence[Any] | None = self.flatten(sample, Branch.match)
+        return matched
 
     def build(self, fields: Sequence[Any]) -> Any:
         """Return one value per leaf in the tree of a sample."""
@@ -435,21 +443,6 @@ class Tree:
 
 def _never(value: Any) -> bool:  # noqa: ARG001
     return False
-
-
-EntriesOf = Callable[[Branch, Any], Sequence[Any] | None]
-"""`Branch.entries` or `Branch.match`."""
-
-
-def _flatten(tree: Tree, sample: Any, entries_of: EntriesOf) -> Sequence[Any] | None:
-    """Return the values of a sample's leaves; None if `entries_of` returns None for a container."""
-    root = tree.root
-    if isinstance(root, Leaf):
-        return (sample,)
-    if root.of_leaves:
-        return entries_of(root, sample)
-    found: list[Any] = []
-    return found if _collect(root, sample, entries_of, found) else None
 
 
 def _collect(branch: Branch, value: Any, entries_of: EntriesOf, found: list[Any]) -> bool:
