@@ -87,9 +87,13 @@ class Position:
         if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
         else:
+            beyond = self.beyond
             while self.failed:  # the loop has continued without them
-                self._pass(self.failed.pop())
-            self._pass(staged.number)
+                beyond.add(self.failed.pop())
+            beyond.add(staged.number)
+            while self.batches in beyond:  # as always, in order
+                beyond.remove(self.batches)
+                self.batches += 1
         state = staged.state
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
@@ -102,15 +106,6 @@ class Position:
         # Until the next batch, a state is that before the error: a loop that resumes reads the batch again.
         if error.batch is not None:
             self.failed.append(error.batch)
-
-    def _pass(self, number: int) -> None:
-        if number == self.batches:  # as always, in order
-            self.batches += 1
-            while self.beyond and self.batches in self.beyond:
-                self.beyond.remove(self.batches)
-                self.batches += 1
-        else:
-            self.beyond.add(number)
 
     @property
     def is_divided(self) -> bool:
