@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
+from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError, find_raised
 from gpuloader.fetch.contract import Fetch, interrupted
@@ -39,7 +40,6 @@ from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, sta
 from gpuloader.watch.meter import Meter, is_tracing, mark, pop_range, push_range
 
 if TYPE_CHECKING:
-    from gpuloader.epoch.device_slots import StaticSlot
     from gpuloader.transforms.program import BatchProgram, Programmer
     from gpuloader.watch.autotuner import Autotuner, Setting
 
@@ -484,7 +484,8 @@ class Epoch:
                         arrays = lane.deliver(device, batch)
                 step.append((batch.staged, arrays))
         except BaseException:
-            self._discard(batches, len(step) + 1)  # the lane that failed has its slot back already
+            for lane, batch in [*zip(self._lanes, batches, strict=False)][len(step) + 1 :]:
+                lane.discard(batch)  # the lane that failed has its slot back already
             raise
         if traced:
             mark("deliver", begun, perf_counter_ns())
@@ -557,11 +558,6 @@ class Epoch:
             self._ring.release(staged.slot)
             raise
 
-    def _discard(self, batches: Sequence[InFlightBatch], start: int = 0) -> None:
-        """Take back the batches of a step, from place `start` on."""
-        for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
-            lane.discard(batch)
-
     def _drain(self) -> None:
         if self._ring.freed:
             self._ring.drain()
@@ -611,7 +607,8 @@ class Epoch:
         group, self._group = self._group, []
         self._flying.append(group)
         while self._flying:
-            self._discard(self._flying.popleft())
+            for lane, batch in zip(self._lanes, self._flying.popleft(), strict=False):
+                lane.discard(batch)
         if self.kernels is not None:
             self.kernels.finish()
         for lane in self._lanes:

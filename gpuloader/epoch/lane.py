@@ -24,12 +24,12 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.devices.outputs import Output, SharedOutput
 from gpuloader.epoch.delivery import SampleMask
+from gpuloader.epoch.device_slots import DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
 from gpuloader.staging import SPARE, FieldLayout, Layout, Lease, Ring, align, lease_views
 from gpuloader.watch.meter import COPIES, Meter, is_tracing, mark
 
 if TYPE_CHECKING:
-    from gpuloader.epoch.device_slots import DeviceSlot, StaticSlot
     from gpuloader.epoch.image_decoding import BatchDecoder, Decoded
     from gpuloader.transforms.program import BatchProgram, Programmer
 
@@ -112,9 +112,7 @@ class Lane:
         self._meter = meter
         self._urgent = urgent
         if not device.direct:
-            from gpuloader.epoch.device_slots import DeviceSlots, find_moves  # late: only devices have them
-
-            self._slots, self._find_moves = DeviceSlots(device), find_moves
+            self._slots = DeviceSlots(device)
         # Besides those copied ahead: the slot in use, and one that the GPU is still finishing with. With one
         # slot fewer, a copy into the slot of a promptly dropped batch would wait for the work on that batch,
         # and every step would cost another hop between streams. Batches that are moved to fixed addresses
@@ -309,7 +307,7 @@ class Lane:
                 # overlap with it. At 3 TB/s, this one takes 7 µs for 10 MB.
                 memory, fixed = self.static.fit(staged, None if mask is None else mask.array)
                 self.static.take_over(device, stream)
-                for nbytes, to, at in self._find_moves(layout, fixed):
+                for nbytes, to, at in find_moves(layout, fixed):
                     device.copy_between(memory, slot.memory, nbytes, stream, to, at)
         except BaseException:
             self._slots.give_back(slot)
