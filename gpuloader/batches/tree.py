@@ -406,13 +406,7 @@ class Tree:
 
     def build(self, fields: Sequence[Any]) -> Any:
         """Return one value per leaf in the tree of a sample."""
-        root = self.root
-        if self.depth == 1 and isinstance(root, Branch):  # most batches; the loop below walks any other
-            if root.kind is dict and root.keys is not None:
-                return dict(zip(root.keys, fields, strict=True))
-            if root.kind is tuple and not self.keeps_tuples:
-                return list(fields)
-        return _build(root, iter(fields), self.keeps_tuples)
+        return _build(self.root, iter(fields), self.keeps_tuples)
 
     def build_batch(
         self,
@@ -466,7 +460,7 @@ def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:
         return next(fields)
     values: list[Any] = []
     for child in node.children:
-        values.append(_build(child, fields, keeps_tuples))
+        values.append(next(fields) if isinstance(child, Leaf) else _build(child, fields, keeps_tuples))
     kind = node.kind
     make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
     entries: Any = values
