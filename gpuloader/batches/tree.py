@@ -404,9 +404,34 @@ class Tree:
         matched: Sequence[Any] | None = self.flatten(sample, Branch.match)
         return matched
 
-    def build(self, fields: Sequence[Any]) -> Any:
-        """Return one value per leaf in the tree of a sample."""
-        return _build(self.root, iter(fields), self.keeps_tuples)
+    def build(self, fields: Iterable[Any], below: Node | None = None) -> Any:
+        """Return one value per leaf in the tree of a sample, or in the part of the tree `below` a node."""
+        node, rest = self.root if below is None else below, iter(fields)
+        if isinstance(node, Leaf):
+            return next(rest)
+        values: list[Any] = []
+        for child in node.children:
+            values.append(next(rest) if isinstance(child, Leaf) else self.build(rest, child))
+        kind = node.kind
+        make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
+        entries: Any = values
+        plain: Any = values  # what the batch becomes if the class does not accept the entries
+        if node.keys is not None:
+            entries = plain = dict(zip(node.keys, values, strict=True))
+            if kind is dict:
+                return entries
+        elif kind is list or (kind is tuple and not self.keeps_tuples):
+            return values
+        elif hasattr(kind, "_make"):  # a named tuple; its `__new__` may take other arguments
+            make, plain = kind._make, tuple(values) if self.keeps_tuples else values
+        elif not issubclass(kind, list):
+            if not self.keeps_tuples:
+                return values
+            plain = tuple(values)
+        try:
+            return make(entries)
+        except Exception:  # the user's class may raise anything
+            return plain
 
     def build_batch(
         self,
@@ -453,34 +478,6 @@ def _collect(branch: Branch, value: Any, entries_of: EntriesOf, found: list[Any]
         elif not _collect(child, entry, entries_of, found):
             return False
     return True
-
-
-def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:
-    if isinstance(node, Leaf):
-        return next(fields)
-    values: list[Any] = []
-    for child in node.children:
-        values.append(next(fields) if isinstance(child, Leaf) else _build(child, fields, keeps_tuples))
-    kind = node.kind
-    make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
-    entries: Any = values
-    plain: Any = values  # what the batch becomes if the class does not accept the entries
-    if node.keys is not None:
-        entries = plain = dict(zip(node.keys, values, strict=True))
-        if kind is dict:
-            return entries
-    elif kind is list or (kind is tuple and not keeps_tuples):
-        return values
-    elif hasattr(kind, "_make"):  # a named tuple; its `__new__` may take other arguments
-        make, plain = kind._make, tuple(values) if keeps_tuples else values
-    elif not issubclass(kind, list):
-        if not keeps_tuples:
-            return values
-        plain = tuple(values)
-    try:
-        return make(entries)
-    except Exception:  # the user's class may raise anything
-        return plain
 
 
 # Which leaves are arrays.
