@@ -458,7 +458,10 @@ class Epoch:
     def _next_in_flight(self, traced: bool) -> DeliveredStep:
         """Return the oldest step in flight, after issuing the copies of those behind it."""
         if self._only_copying_lane is None:  # otherwise `begin_step` has drained
-            self._drain()
+            self._ring.drain()
+            for lane in self._copying_lanes:
+                with lane.device.current() as device:
+                    lane.drain(device)
         self._waited = 0
         early = self._begun
         # The copies of the next steps are issued before this one is delivered, so they run while the user
@@ -558,13 +561,6 @@ class Epoch:
             self._ring.release(staged.slot)
             raise
 
-    def _drain(self) -> None:
-        if self._ring.freed:
-            self._ring.drain()
-        for lane in self._copying_lanes:
-            with lane.device.current() as device:
-                lane.drain(device)
-
     def _end(self) -> BaseException:
         """Return what ends the epoch, or only a step, once; after the end, requests raise `QueueClosed`."""
         over = QueueClosed("the epoch is over")
@@ -613,7 +609,7 @@ class Epoch:
             self.kernels.finish()
         for lane in self._lanes:
             lane.close()
-        self._drain()
+        self._ring.drain()
         # A reader that is still in the user's code may write to a slot at any time, so its slots are not
         # reused. A slot that did not come back would be missing forever.
         if self._is_whole and self._ring.rearm():

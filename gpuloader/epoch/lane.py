@@ -399,7 +399,7 @@ class Lane:
             self._timer.count(timing, device)
 
     def close(self) -> None:
-        """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
+        """Wait for every copy in progress, because host memory must not be freed before; take slots back."""
         if self._copying:
             self.device.synchronize(self._copying[-1][0])
             while self._copying:
@@ -408,6 +408,8 @@ class Lane:
         self._begun = self._stream = None
         if not self.device.direct:
             self._slots.trim(self.prefetch + 1)
+            with self.device.current() as device:
+                self._slots.drain(device, None)
 
 
 # The duration of copies on the copy stream, measured with events, because the host cannot see it.
