@@ -207,8 +207,8 @@ class Lane:
             timing = self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, batch.mask_at)
-            for one in staged.apart:  # already pinned by the loader that `prefetch` wraps
-                device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            for source, offset in staged.apart:  # already pinned by the loader that `prefetch` wraps
+                device.copy_async(slot.memory, source, source.bytes.size, stream, offset)
             if program is not None and self._decoder is not None and batch.decoded:
                 self._decoder.place(device, batch.decoded, staged, program, slot.memory, stream)
             else:
