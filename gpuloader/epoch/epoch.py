@@ -380,7 +380,9 @@ class Epoch:
                     return error
         lane = self._only_copying_lane
         if lane is None:
-            error = self._find_capture()
+            error = None
+            for other in self._copying_lanes:
+                error = error or other.begin(drains=False)[0]
         else:
             # With one place, everything that can precede reading the next batch happens here, with one check
             # of the device. After it comes a copy, which needs no second check, or transforms, which do: the
@@ -570,14 +572,6 @@ class Epoch:
             self._ending = None
         return ending
 
-    def _find_capture(self) -> LoaderError | None:
-        """Return the error for a request while this thread captures a graph, or None."""
-        for lane in self._copying_lanes:
-            error, _ = lane.begin(drains=False)
-            if error is not None:
-                return error
-        return None
-
     def close(self) -> None:
         """Stop fetching, wait for copies, and leave the buffers; may be called again after an interrupt."""
         self.is_running = False
@@ -595,9 +589,10 @@ class Epoch:
         If this thread captures a graph, do this later: waiting for a copy would end the capture.
         """
         with contextlib.suppress(LoaderError):  # the device has failed; waiting for its copies will say so
-            if self._copying_lanes and self._find_capture() is not None:
-                postponed.append(self)
-                return
+            for lane in self._copying_lanes:
+                if lane.begin(drains=False)[0] is not None:
+                    postponed.append(self)
+                    return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
         group, self._group = self._group, []
