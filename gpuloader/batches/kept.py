@@ -204,7 +204,8 @@ class BatchSignature(NamedTuple):
         """Return the signature of a value in parts, if it has one; fields in `host` are never staged."""
         tree = parts.tree
         # A ragged field has a different length in every batch, and so does the layout.
-        entries = tree.match(value) if tree.has_plain_keys and not any(parts.levels) else None
+        can_match = tree.has_plain_keys and not any(parts.levels)
+        entries = tree.flatten(value, Branch.match) if can_match else None
         if entries is None:
             return None
         fields: list[tuple[Any, Any, _Axes, _Axes, _Axes | None]] = []
@@ -225,7 +226,7 @@ class BatchSignature(NamedTuple):
 
     def take_apart(self, value: Any) -> Parts | None:
         """Return the parts of a value that matches this signature; None for any other."""
-        entries = self.tree.match(value)
+        entries = self.tree.flatten(value, Branch.match)
         if entries is None or len(entries) != len(self.fields):
             return None
         arrays: list[Array] = []

@@ -4,14 +4,14 @@ A sample is flattened into its leaves, which become the fields of a batch. The b
 tree, with the classes that torch's ``default_collate`` uses: tuples become lists, and everything else stays.
 A field's name is its path from the top: ``image``, ``boxes.0``.
 
-`Tree.of` infers a tree. `flatten` takes a sample apart by it, and explains differences; `match` does so only
-for the very same classes, and returns None for others. `build` puts the parts together. `entries_of` and
-`with_entries` change values in containers whose tree is unknown.
+`Tree.of` infers a tree. `flatten` takes a sample apart by it, and explains differences; by `Branch.match`, it
+does so only for the very same classes, and returns None for others. `build` puts the parts together.
+`entries_of` and `with_entries` change values in containers whose tree is unknown.
 """
 
 # Why not optree: on a tuple of an image and a label, its `flatten_up_to` takes 0.65 of the time of `flatten`
-# and 1.3 of the time of `match`, and its `unflatten` 1.4 of the time of `build`, because for these we only
-# hand the sequence on. On nested dicts it is 5 to 8 times as fast, which saves less than a tenth of what
+# and 1.3 of its time by `Branch.match`, and its `unflatten` 1.4 of the time of `build`, because for these we
+# only hand the sequence on. On nested dicts it is 5 to 8 times as fast, which saves less than a tenth of what
 # reading such a sample costs. It would not replace this module: it sorts the keys of dicts, treats subclasses
 # of list and dict as leaves unless they are registered, builds no dataclass or graph without calling its
 # class, keeps tuples as tuples, and its errors name neither the field nor what to do about it.
@@ -388,8 +388,8 @@ class Tree:
     def flatten(self, sample: Any, entries_of: EntriesOf = Branch.entries) -> Any:
         """Return the values of a sample's leaves; raise `SampleError` if its tree differs.
 
-        A list instead of a tuple, another mapping, or another order of keys is accepted. Returns None if
-        `entries_of` returns None for a container.
+        A list instead of a tuple, another mapping, or another order of keys is accepted. With `Branch.match`,
+        returns None for all but samples of the very same classes and keys, and raises nothing.
         """
         root = self.root
         if isinstance(root, Leaf):
@@ -398,11 +398,6 @@ class Tree:
             return entries_of(root, sample)
         found: list[Any] = []
         return found if _collect(root, sample, entries_of, found) else None
-
-    def match(self, sample: Any) -> Sequence[Any] | None:
-        """Return the values of the leaves of a sample of the very same classes and keys; None for others."""
-        matched: Sequence[Any] | None = self.flatten(sample, Branch.match)
-        return matched
 
     def build(self, fields: Iterable[Any], below: Node | None = None) -> Any:
         """Return one value per leaf in the tree of a sample, or in the part of the tree `below` a node."""
