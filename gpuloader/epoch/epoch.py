@@ -6,7 +6,7 @@ An `Iteration` is what the user loops over, and an `Epoch` is what runs behind i
                                               │ ▲
                                               └─┘ next(), an interrupt, an error that is `missed`
 
-A step is one batch for each place. ``buffers.prefetch`` steps are in flight behind the one that is delivered,
+A step is one batch for each place. `Lane.prefetch` steps are in flight behind the one that is delivered,
 so their copies run while the user computes::
 
     fetch ──issue──▶ incomplete ──one for each place──▶ in flight ──begin_step or next_step──▶ delivered
@@ -227,7 +227,6 @@ class EpochBuffers:
 
     ring: Ring  # the host slots
     lanes: tuple[Lane, ...]  # one per place
-    prefetch: int  # steps copied ahead of the consumer
     process: int  # the owner: a forked child shares the memory and must not write to it
 
 
@@ -262,7 +261,7 @@ def take_buffers(
     lanes = []
     for device, output, static in zip(delivery.devices, delivery.outputs, delivery.statics, strict=True):
         lanes.append(Lane(device, ring, prefetch, meter, output, programmer, static, delivery.urgent))
-    return EpochBuffers(ring, tuple(lanes), prefetch, os.getpid())
+    return EpochBuffers(ring, tuple(lanes), os.getpid())
 
 
 def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting: Setting) -> int | None:
@@ -273,7 +272,7 @@ def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting
     """
     ring, lanes = buffers.ring, buffers.lanes
     ahead = fetching.ahead_of(setting.workers, setting.depth)
-    prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
+    prefetch = setting.prefetch if lanes[0].prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
         # Zero bytes until the first batch has shown its size: the initial setting is never refused.
@@ -281,10 +280,8 @@ def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting
             return None
         ring.grow(slots - ring.count)
     fetch.resize(setting.workers, ahead)
-    if prefetch:
-        buffers.prefetch = prefetch
-        for lane in lanes:
-            lane.prefetch = prefetch
+    for lane in lanes:
+        lane.prefetch = prefetch
     # Batches in progress, and those that new workers have yet to begin, say nothing about the new setting.
     return ahead + prefetch + setting.workers
 
@@ -509,7 +506,7 @@ class Epoch:
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; wait for one, unless one is already `delivered`."""
-        flying, count = self._flying, self.buffers.prefetch + (not delivered)
+        flying, count = self._flying, self._lanes[0].prefetch + (not delivered)
         while len(flying) < count and self._ending is None:
             try:
                 staged = self.fetch.get_nowait() if delivered or flying else self._wait()

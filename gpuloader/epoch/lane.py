@@ -100,7 +100,7 @@ class Lane:
     ) -> None:
         self.device = device
         self.static = static
-        self.prefetch = prefetch  # batches copied ahead of the consumer; may change between steps
+        self.prefetch = prefetch  # steps copied ahead of the consumer; may change between steps
         self.programmer = None if device.direct else programmer
         # Whether no user code runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
