@@ -342,7 +342,7 @@ def as_weights(
 
 
 @dataclass(eq=False, repr=False)
-class Mapped:
+class Mapped(Computed):
     """The entries of `indices` at the positions in `base`.
 
     >>> Mapped(InOrder(3), [20, 40, 60]).slice(1, 3)
@@ -357,11 +357,6 @@ class Mapped:
 
     def __len__(self) -> int:
         return len(self.base)
-
-    def slice(self, start: int, stop: int) -> IndexArray:
-        """Return the indices from position `start` to before `stop`."""
-        part = self.base.slice(start, stop)
-        return self.indices[np.arange(part.start, part.stop) if isinstance(part, range) else part]
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
