@@ -272,6 +272,14 @@ MOST_STRETCHED = 40
 """The most slots of a ring that was stretched because its slots are small."""
 
 
+class HostBytes:
+    """An array in host memory as a device copies it: its bytes, which keep it alive, and its address."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self.bytes: NDArray[np.uint8] = array.reshape(-1).view(np.uint8)
+        self.address: int = array.__array_interface__["data"][0]
+
+
 class SlotViews(list[NDArray[Any]]):
     """The arrays through which a batch is written into a slot."""
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpuloader.api.epochs import ReadingEpochs
 from gpuloader.api.loading import plan_transforms
 from gpuloader.api.options import check_names, check_option, find_unit
-from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_spent_batches, read_state
+from gpuloader.api.state import OF_BATCHES, Position, end_epoch, find_once, read_state
 from gpuloader.batches.kept import Intake, NestedStager
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
@@ -283,7 +283,9 @@ class WrappedEpochs(ReadingEpochs):
 
     def _end(self, position: Position, source: PrefetchedSource) -> None:
         source.finish()
-        end_epoch(position, partial(find_spent_batches, self._batches, drops=self.delivery.drop_last))
+        drops = self.delivery.drop_last
+        spent = partial(find_once, "the iterable of batches", self._batches, OF_BATCHES, drops)
+        end_epoch(position, spent)
 
     def state(self) -> dict[str, Any]:
         """Return the wrapped loader's state after the last received batch, with the position here in it."""

@@ -88,9 +88,13 @@ class Position:
         if self.readers is not None:
             self.batches += 1  # the numbers have gaps once a worker runs out of items
         else:
+            beyond = self.beyond
             while self.failed:  # the loop has continued without them
-                self._pass(self.failed.pop())
-            self._pass(staged.number)
+                beyond.add(self.failed.pop())
+            beyond.add(staged.number)
+            while self.batches in beyond:  # as always, in order
+                beyond.remove(self.batches)
+                self.batches += 1
         state = staged.state
         if isinstance(state, ItemState):
             self.workers[state.worker] = state
@@ -103,15 +107,6 @@ class Position:
         # Until the next batch, a state is that before the error: a loop that resumes reads the batch again.
         if error.batch is not None:
             self.failed.append(error.batch)
-
-    def _pass(self, number: int) -> None:
-        if number == self.batches:  # as always, in order
-            self.batches += 1
-            while self.beyond and self.batches in self.beyond:
-                self.beyond.remove(self.batches)
-                self.batches += 1
-        else:
-            self.beyond.add(number)
 
     @property
     def is_divided(self) -> bool:
@@ -324,24 +319,19 @@ def find_spent(source: Source, batching: Batching, *, drops: bool) -> str:
     `drops` says that the epoch may have had samples, but too few for a step.
     """
     if batching.iterable:
-        found = (_describe("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
+        found = (find_once("the dataset", one.dataset, READ_ONCE, drops) for one in (source, *source.chained))
         return next(filter(None, found), "")
     # From the outermost sampler inwards: the first spent one is the one to name.
     for what, one in () if batching.given is None else batching.given.inside:
         if getattr(type(one), "__iter__", None) is Sampler.__iter__:
             break  # it only computes its order
-        if problem := _describe(what, one, _OF_SAMPLERS, drops):
+        if problem := find_once(what, one, _OF_SAMPLERS, drops):
             return problem
         generator = getattr(one, "generator", None)
         drawn = f"the generator of {what}"
-        if isinstance(generator, Iterator) and (problem := _describe(drawn, generator, _OF_SAMPLERS, drops)):
+        if isinstance(generator, Iterator) and (problem := find_once(drawn, generator, _OF_SAMPLERS, drops)):
             return problem
     return ""
-
-
-def find_spent_batches(batches: Any, *, drops: bool) -> str:
-    """Return that batches can be read only once, if that is so; see `find_spent`."""
-    return _describe("the iterable of batches", batches, OF_BATCHES, drops)
 
 
 def find_spent_reader(reader: Callable[[], Any]) -> str:
@@ -352,7 +342,7 @@ def find_spent_reader(reader: Callable[[], Any]) -> str:
     return f"the reader returns the same {type(kept).__name__} every time, {_READ}: {_OF_READERS}"
 
 
-def _describe(what: str, source: Any, instead: str, drops: bool) -> str:
+def find_once(what: str, source: Any, instead: str, drops: bool) -> str:
     """Return that a source is an iterator, or returns the same one every time; empty if it starts over."""
     kind = type(source).__name__
     kept = find_kept(lambda: iter(source))

@@ -234,9 +234,7 @@ def _dense_column(column: list[Any], rows: SampleRows, field: int) -> Column:
     """Return a dense field's column, written along with the others, because its samples are here already."""
     feed, parts = rows.feeds[field], list[Array]()
     # Labels are Python numbers of one type, which NumPy converts in one call. Integers may be too large.
-    kinds = {*map(type, column)}
-    known = [NUMBERS[kind] for kind in kinds if kind in NUMBERS]
-    if len(feed.shape) == 1 and len(kinds) == 1 and known == [feed.dtype]:
+    if len(feed.shape) == 1 and {*map(NUMBERS.get, map(type, column))} == {feed.dtype}:
         numbers = np.array(column)
         if numbers.dtype == feed.dtype:
             return _whole(numbers)

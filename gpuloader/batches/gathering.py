@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,6 @@ class Gatherer:
         self._tree = tree or Tree.flat([str(field) for field in range(len(arrays))])
         self._levels = (0,) * len(arrays)
         self._layouts: dict[int, Layout] = {}
-        self._trusted: NDArray[Any] | None = None
         # For an array that is not contiguous and aligned, NumPy's take would copy the whole array per batch.
         self._takes = tuple(array.flags.c_contiguous and array.flags.aligned for array in self._arrays)
 
@@ -122,8 +121,6 @@ class Gatherer:
     def _find_rows(self, indices: Indices) -> range | NDArray[Any]:
         """Return the rows of the samples, after checking that all of them exist."""
         count = self._count
-        if self._trusted is not None and getattr(indices, "base", None) is self._trusted:
-            return cast("NDArray[Any]", indices)  # part of an order that has been checked already
         if type(indices) is range and indices.step > 0 and indices.start >= 0 and indices.stop <= count:
             rows: range | NDArray[Any] = indices
         else:
@@ -138,21 +135,10 @@ class Gatherer:
                     problem = f"the sampler's index {indices[at]} is out of range for {count} samples"
                     raise SampleError(problem, index=at)
             rows = found
-            self._trust(found)
         # A subset, or datasets joined, have their own numbering.
         if self._rows is None:
             return rows
         return self._rows[rows.start : rows.stop : rows.step] if type(rows) is range else self._rows[rows]
-
-    def _trust(self, part: NDArray[np.int64]) -> None:
-        """Remember the order that a read-only part belongs to, if all of the order is within range."""
-        # The shuffled order of an epoch is one array, and each batch is a read-only view of it. Once all of
-        # it has been found to be within range, its other parts need no check.
-        order = part.base
-        if self._rows is not None or part.flags.writeable or not isinstance(order, np.ndarray):
-            return
-        if order.dtype == np.int64 and 0 <= order.min() <= order.max() < self._count:
-            self._trusted = order
 
     def take(self, rows: range | NDArray[Any], targets: Sequence[Array]) -> None:
         """Write the given rows of each array into its target."""

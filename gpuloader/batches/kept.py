@@ -14,14 +14,14 @@ import numpy as np
 
 from gpuloader import foreign
 from gpuloader.batches.schema import Collation
-from gpuloader.batches.staged import END, Apart, Reserve, StagedBatch, begin_batch, complete, write_arrays
+from gpuloader.batches.staged import END, Reserve, StagedBatch, begin_batch, complete, write_arrays
 from gpuloader.batches.tree import Branch, Leaf, Node, Tree, is_proper_array, is_proper_value
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import as_numbers, cast, fit, fit_if_alike, matches
 from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import Array, FeedSpec, Spec, is_stageable
 from gpuloader.order.randomness import Draw, exchange_draw
-from gpuloader.staging import FieldLayout, Layout, arrange, arrange_last
+from gpuloader.staging import FieldLayout, HostBytes, Layout, arrange, arrange_last
 
 AS_IT_IS = Tree(Leaf("0", False), keeps_tuples=True)
 """The tree of a value that is not staged."""
@@ -221,7 +221,8 @@ class BatchSignature(NamedTuple):
         """Return the signature of a value in parts, if it has one; fields in `host` are never staged."""
         tree = parts.tree
         # A ragged field has a different length in every batch, and so does the layout.
-        entries = tree.match(value) if tree.has_plain_keys and not any(parts.levels) else None
+        can_match = tree.has_plain_keys and not any(parts.levels)
+        entries = tree.flatten(value, Branch.match) if can_match else None
         if entries is None:
             return None
         fields: list[tuple[Any, Any, _Axes, _Axes, _Axes | None]] = []
@@ -242,7 +243,7 @@ class BatchSignature(NamedTuple):
 
     def take_apart(self, value: Any) -> Parts | None:
         """Return the parts of a value that matches this signature; None for any other."""
-        entries = self.tree.match(value)
+        entries = self.tree.flatten(value, Branch.match)
         if entries is None or len(entries) != len(self.fields):
             return None
         arrays: list[Array] = []
@@ -366,7 +367,7 @@ class NestedStager:
 
     def _is_apart(self, array: Array) -> bool:
         """Return whether a device can copy an array from where it lies, because it is pinned."""
-        place = _address(array), array.nbytes
+        place = HostBytes(array).address, array.nbytes
         ask = self._intake.is_page_locked
         if place in self._pageable or ask is None:
             return False
@@ -409,10 +410,7 @@ class NestedStager:
         write_arrays([array for index, array in enumerate(arrays) if index not in apart], views)
         staged = StagedBatch(slot, whole, levels, number, parts.tree, tuple(parts.objects))
         staged.in_slot = inside.nbytes
-        staged.apart = tuple(
-            Apart(arrays[one].reshape(-1).view(np.uint8), _address(arrays[one]), whole.fields[one].offset)
-            for one in apart
-        )
+        staged.apart = tuple((HostBytes(arrays[one]), whole.fields[one].offset) for one in apart)
         if collation.programmer is not None:
             program = collation.programmer.program(parts.tree.array_names, levels, whole, drawn=True)
             rest = iter(views)
@@ -468,7 +466,3 @@ def _check_names(names: Collection[str], tree: Tree) -> None:
             f"host names {missing}, but the first batch has no such fields; it has "
             f"{[leaf.name for leaf in tree.leaves]}"
         )
-
-
-def _address(array: Array) -> int:
-    return int(array.__array_interface__["data"][0])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SAMPLE_TYPES, SampleRows, fields_of
-from gpuloader.batches.tree import Tree, all_leaves, is_array, is_object
+from gpuloader.batches.tree import Branch, Tree, all_leaves, is_array, is_object
 from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
 from gpuloader.fields.ragged import Padding, name_extras
@@ -187,7 +187,7 @@ class Schema:
     def is_settled_by(self, sample: Any) -> bool:
         """Return whether a batch with this first sample has this schema; also False if that is unclear."""
         is_flat = self.flat and isinstance(sample, SAMPLE_TYPES)
-        values, specs = sample if is_flat else self.tree.match(sample), self._specs
+        values, specs = sample if is_flat else self.tree.flatten(sample, Branch.match), self._specs
         if values is None or len(values) != len(specs):
             return False
         # No strict=True: this runs for every batch. That is also why arrays and NumPy numbers are compared

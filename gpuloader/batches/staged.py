@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,24 +16,12 @@ from gpuloader.fields.spec import Array, Indices
 from gpuloader.order.order import Stretch
 from gpuloader.sources.images.regions import Encoded
 from gpuloader.sources.skipping import LeftOut
-from gpuloader.staging import Layout, Slot
+from gpuloader.staging import HostBytes, Layout, Slot
 
 Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
 END = object()
 """What `next` returns instead of an item when there are no more."""
-
-
-class Apart(NamedTuple):
-    """An array of a batch that is not in the slot, because a device can copy it from where it lies.
-
-    `bytes` is the array's pinned memory as uint8, kept alive by this; `address` is where it begins, and
-    `offset` is where the array lies in the device slot, in bytes.
-    """
-
-    bytes: NDArray[np.uint8]
-    address: int
-    offset: int
 
 
 # Not frozen: that would make creating one slower than all its later handling.
@@ -53,9 +41,9 @@ class StagedBatch:
         arrays have one value per sample.
     state : object
         The source's own state after this batch, if it has one.
-    apart, in_slot : tuple of Apart, int or None
-        The arrays that a device copies from elsewhere, and the bytes that it copies from the slot; None means
-        the whole layout.
+    apart, in_slot : tuple of pairs, int or None
+        The arrays in pinned memory that a device copies from where they lie, each with its offset in the
+        device slot, in bytes; and the bytes that it copies from the slot, None for the whole layout.
     skipped : sequence of str
         The reasons for leaving out samples.
     own : list of numpy.ndarray or None
@@ -70,7 +58,7 @@ class StagedBatch:
     tree: Tree | None = None
     objects: tuple[Any, ...] = ()
     state: Any = None
-    apart: tuple[Apart, ...] = ()
+    apart: tuple[tuple[HostBytes, int], ...] = ()
     in_slot: int | None = None
     skipped: Sequence[str] = ()
     own: list[Array] | None = None

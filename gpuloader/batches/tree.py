@@ -4,14 +4,14 @@ A sample is flattened into its leaves, which become the fields of a batch. The b
 tree, with the classes that torch's ``default_collate`` uses: tuples become lists, and everything else stays.
 A field's name is its path from the top: ``image``, ``boxes.0``.
 
-`Tree.of` infers a tree. `flatten` takes a sample apart by it, and explains differences; `match` does so only
-for the very same classes, and returns None for others. `build` puts the parts together. `entries_of` and
-`with_entries` change values in containers whose tree is unknown.
+`Tree.of` infers a tree. `flatten` takes a sample apart by it, and explains differences; by `Branch.match`, it
+does so only for the very same classes, and returns None for others. `build` puts the parts together.
+`entries_of` and `with_entries` change values in containers whose tree is unknown.
 """
 
 # Why not optree: on a tuple of an image and a label, its `flatten_up_to` takes 0.65 of the time of `flatten`
-# and 1.3 of the time of `match`, and its `unflatten` 1.4 of the time of `build`, because for these we only
-# hand the sequence on. On nested dicts it is 5 to 8 times as fast, which saves less than a tenth of what
+# and 1.3 of its time by `Branch.match`, because there we only hand the sequence on. Its `unflatten` takes 0.9
+# of the time of `build`. On nested dicts it is 5 to 8 times as fast, which saves less than a tenth of what
 # reading such a sample costs. It would not replace this module: it sorts the keys of dicts, treats subclasses
 # of list and dict as leaves unless they are registered, builds no dataclass or graph without calling its
 # class, keeps tuples as tuples, and its errors name neither the field nor what to do about it.
@@ -214,6 +214,8 @@ class Branch:
 
 
 Node = Leaf | Branch
+EntriesOf = Callable[[Branch, Any], Sequence[Any] | None]
+"""`Branch.entries` or `Branch.match`."""
 
 
 class Tree:
@@ -383,28 +385,48 @@ class Tree:
     def __reduce__(self) -> tuple[Any, ...]:
         return Tree, (self.root, self.keeps_tuples)
 
-    def flatten(self, sample: Any) -> Sequence[Any]:
+    def flatten(self, sample: Any, entries_of: EntriesOf = Branch.entries) -> Any:
         """Return the values of a sample's leaves; raise `SampleError` if its tree differs.
 
-        A list instead of a tuple, another mapping, or another order of keys is accepted.
+        A list instead of a tuple, another mapping, or another order of keys is accepted. With `Branch.match`,
+        returns None for all but samples of the very same classes and keys, and raises nothing.
         """
-        found = _flatten(self, sample, Branch.entries)
-        assert found is not None
-        return found
-
-    def match(self, sample: Any) -> Sequence[Any] | None:
-        """Return the values of the leaves of a sample of the very same classes and keys; None for others."""
-        return _flatten(self, sample, Branch.match)
-
-    def build(self, fields: Sequence[Any]) -> Any:
-        """Return one value per leaf in the tree of a sample."""
         root = self.root
-        if self.depth == 1 and isinstance(root, Branch):  # most batches; the loop below walks any other
-            if root.kind is dict and root.keys is not None:
-                return dict(zip(root.keys, fields, strict=True))
-            if root.kind is tuple and not self.keeps_tuples:
-                return list(fields)
-        return _build(root, iter(fields), self.keeps_tuples)
+        if isinstance(root, Leaf):
+            return (sample,)
+        if root.of_leaves:
+            return entries_of(root, sample)
+        found: list[Any] = []
+        return found if _collect(root, sample, entries_of, found) else None
+
+    def build(self, fields: Iterable[Any], below: Node | None = None) -> Any:
+        """Return one value per leaf in the tree of a sample, or in the part of the tree `below` a node."""
+        node, rest = self.root if below is None else below, iter(fields)
+        if isinstance(node, Leaf):
+            return next(rest)
+        values: list[Any] = []
+        for child in node.children:
+            values.append(next(rest) if isinstance(child, Leaf) else self.build(rest, child))
+        kind = node.kind
+        make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
+        entries: Any = values
+        plain: Any = values  # what the batch becomes if the class does not accept the entries
+        if node.keys is not None:
+            entries = plain = dict(zip(node.keys, values, strict=True))
+            if kind is dict:
+                return entries
+        elif kind is list or (kind is tuple and not self.keeps_tuples):
+            return values
+        elif hasattr(kind, "_make"):  # a named tuple; its `__new__` may take other arguments
+            make, plain = kind._make, tuple(values) if self.keeps_tuples else values
+        elif not issubclass(kind, list):
+            if not self.keeps_tuples:
+                return values
+            plain = tuple(values)
+        try:
+            return make(entries)
+        except Exception:  # the user's class may raise anything
+            return plain
 
     def build_batch(
         self,
@@ -437,21 +459,6 @@ def _never(value: Any) -> bool:  # noqa: ARG001
     return False
 
 
-EntriesOf = Callable[[Branch, Any], Sequence[Any] | None]
-"""`Branch.entries` or `Branch.match`."""
-
-
-def _flatten(tree: Tree, sample: Any, entries_of: EntriesOf) -> Sequence[Any] | None:
-    """Return the values of a sample's leaves; None if `entries_of` returns None for a container."""
-    root = tree.root
-    if isinstance(root, Leaf):
-        return (sample,)
-    if root.of_leaves:
-        return entries_of(root, sample)
-    found: list[Any] = []
-    return found if _collect(root, sample, entries_of, found) else None
-
-
 def _collect(branch: Branch, value: Any, entries_of: EntriesOf, found: list[Any]) -> bool:
     """Append the values of the leaves below a branch; return False if `entries_of` returns None."""
     entries = entries_of(branch, value)
@@ -466,34 +473,6 @@ def _collect(branch: Branch, value: Any, entries_of: EntriesOf, found: list[Any]
         elif not _collect(child, entry, entries_of, found):
             return False
     return True
-
-
-def _build(node: Node, fields: Iterator[Any], keeps_tuples: bool) -> Any:
-    if isinstance(node, Leaf):
-        return next(fields)
-    values: list[Any] = []
-    for child in node.children:
-        values.append(_build(child, fields, keeps_tuples))
-    kind = node.kind
-    make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
-    entries: Any = values
-    plain: Any = values  # what the batch becomes if the class does not accept the entries
-    if node.keys is not None:
-        entries = plain = dict(zip(node.keys, values, strict=True))
-        if kind is dict:
-            return entries
-    elif kind is list or (kind is tuple and not keeps_tuples):
-        return values
-    elif hasattr(kind, "_make"):  # a named tuple; its `__new__` may take other arguments
-        make, plain = kind._make, tuple(values) if keeps_tuples else values
-    elif not issubclass(kind, list):
-        if not keeps_tuples:
-            return values
-        plain = tuple(values)
-    try:
-        return make(entries)
-    except Exception:  # the user's class may raise anything
-        return plain
 
 
 # Which leaves are arrays.

@@ -127,7 +127,7 @@ def _check_alike(tree: Tree, arrays: Sequence[Array], batch: Any, filled: int) -
             f"expected {tree.describe()} as in sample 0, got {found.describe()}; {_ONE_SCHEMA}",
             dataset_index=filled,
         )
-    parts = tree.flatten(batch)
+    parts: Sequence[Any] = tree.flatten(batch)
     for leaf, array, part in zip(tree.leaves, arrays, parts, strict=True):
         if array.dtype != part.dtype or array.shape[1:] != part.shape[1:]:
             expected, got = (describe_field(one.shape[1:], one.dtype) for one in (array, part))

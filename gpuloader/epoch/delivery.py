@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import filterfalse
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 from gpuloader.devices.base import Device
 from gpuloader.devices.outputs import Output, open_output
 from gpuloader.devices.places import Place, open_device
+from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.errors import BadValue, LoaderError
 from gpuloader.fields.spec import Array
 from gpuloader.staging import Arena, PageLocker
 from gpuloader.system.cores import Cores, find_cores_near
-
-if TYPE_CHECKING:
-    from gpuloader.epoch.device_slots import StaticSlot
 
 # The masks of batches that may end in repeated samples: True for samples that count, False for padding.
 
@@ -138,11 +136,7 @@ class Delivery(NamedTuple):
         devices = tuple(map(open_device, places))
         outputs = tuple(map(partial(open_output, output, stream=stream, static=static), devices))
         copying = [*filterfalse(attrgetter("direct"), devices)]
-        statics: tuple[StaticSlot | None, ...] = (None,) * len(devices)
-        if static:
-            from gpuloader.epoch.device_slots import StaticSlot  # late: few loaders have them
-
-            statics = tuple(map(StaticSlot, devices))
+        statics = tuple(map(StaticSlot, devices)) if static else (None,) * len(devices)
         locker = next(filter(None, map(attrgetter("locker"), devices)), None)
         return cls(
             tuple(places),

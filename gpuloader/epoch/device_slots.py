@@ -234,22 +234,19 @@ class StaticSlot:
 
         The latest may be held: a loop's variable does so until the next batch is there.
         """
-        if self._find_stale() is None:
-            return None
-        gc.collect()  # perhaps only garbage holds it
-        stale = self._find_stale()
-        if stale is None:
-            return None
+        for attempt in range(2):
+            while self._freed:
+                self._held.pop(self._freed.popleft()[0], None)
+            stale = next((self._held[serial] for serial in self._held if serial != self._latest), None)
+            if stale is None:
+                return None
+            if not attempt:
+                gc.collect()  # perhaps only garbage holds it
         return Misuse(
             f"batch {stale} is still held, but its memory holds a later batch now: with static=True all "
             "batches lie in the same memory; drop it before you ask for the second batch after it, and keep "
             "copies of what you need longer (array.copy(), tensor.clone())"
         )
-
-    def _find_stale(self) -> int | None:
-        while self._freed:
-            self._held.pop(self._freed.popleft()[0], None)
-        return next((self._held[serial] for serial in self._held if serial != self._latest), None)
 
     def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
         """Return whether a stream other than `known`, on which the latest batch is used, is captured."""

@@ -6,7 +6,7 @@ An `Iteration` is what the user loops over, and an `Epoch` is what runs behind i
                                               │ ▲
                                               └─┘ next(), an interrupt, an error that is `missed`
 
-A step is one batch for each place. ``buffers.prefetch`` steps are in flight behind the one that is delivered,
+A step is one batch for each place. `Lane.prefetch` steps are in flight behind the one that is delivered,
 so their copies run while the user computes::
 
     fetch ──issue──▶ incomplete ──one for each place──▶ in flight ──begin_step or next_step──▶ delivered
@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
+from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError, find_raised
 from gpuloader.fetch.contract import Fetch, interrupted
@@ -39,7 +40,6 @@ from gpuloader.system.threads import StartedThread, at_exit, end_if_exiting, sta
 from gpuloader.watch.meter import Meter, is_tracing, mark, pop_range, push_range
 
 if TYPE_CHECKING:
-    from gpuloader.epoch.device_slots import StaticSlot
     from gpuloader.transforms.program import BatchProgram, Programmer
     from gpuloader.watch.autotuner import Autotuner, Setting
 
@@ -227,7 +227,6 @@ class EpochBuffers:
 
     ring: Ring  # the host slots
     lanes: tuple[Lane, ...]  # one per place
-    prefetch: int  # steps copied ahead of the consumer
     process: int  # the owner: a forked child shares the memory and must not write to it
 
 
@@ -262,7 +261,7 @@ def take_buffers(
     lanes = []
     for device, output, static in zip(delivery.devices, delivery.outputs, delivery.statics, strict=True):
         lanes.append(Lane(device, ring, prefetch, meter, output, programmer, static, delivery.urgent))
-    return EpochBuffers(ring, tuple(lanes), prefetch, os.getpid())
+    return EpochBuffers(ring, tuple(lanes), os.getpid())
 
 
 def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting: Setting) -> int | None:
@@ -273,7 +272,7 @@ def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting
     """
     ring, lanes = buffers.ring, buffers.lanes
     ahead = fetching.ahead_of(setting.workers, setting.depth)
-    prefetch = setting.prefetch if buffers.prefetch else 0  # a host has nothing to copy ahead
+    prefetch = setting.prefetch if lanes[0].prefetch else 0  # a host has nothing to copy ahead
     slots, _ = count_slots(ahead, [lane.device for lane in lanes], prefetch)
     if slots > ring.count:
         # Zero bytes until the first batch has shown its size: the initial setting is never refused.
@@ -281,10 +280,8 @@ def apply_setting(buffers: EpochBuffers, fetch: Any, fetching: Fetching, setting
             return None
         ring.grow(slots - ring.count)
     fetch.resize(setting.workers, ahead)
-    if prefetch:
-        buffers.prefetch = prefetch
-        for lane in lanes:
-            lane.prefetch = prefetch
+    for lane in lanes:
+        lane.prefetch = prefetch
     # Batches in progress, and those that new workers have yet to begin, say nothing about the new setting.
     return ahead + prefetch + setting.workers
 
@@ -380,7 +377,9 @@ class Epoch:
                     return error
         lane = self._only_copying_lane
         if lane is None:
-            error = self._find_capture()
+            error = None
+            for other in self._copying_lanes:
+                error = error or other.begin(drains=False)[0]
         else:
             # With one place, everything that can precede reading the next batch happens here, with one check
             # of the device. After it comes a copy, which needs no second check, or transforms, which do: the
@@ -458,7 +457,10 @@ class Epoch:
     def _next_in_flight(self, traced: bool) -> DeliveredStep:
         """Return the oldest step in flight, after issuing the copies of those behind it."""
         if self._only_copying_lane is None:  # otherwise `begin_step` has drained
-            self._drain()
+            self._ring.drain()
+            for lane in self._copying_lanes:
+                with lane.device.current() as device:
+                    lane.drain(device)
         self._waited = 0
         early = self._begun
         # The copies of the next steps are issued before this one is delivered, so they run while the user
@@ -484,7 +486,8 @@ class Epoch:
                         arrays = lane.deliver(device, batch)
                 step.append((batch.staged, arrays))
         except BaseException:
-            self._discard(batches, len(step) + 1)  # the lane that failed has its slot back already
+            for lane, batch in [*zip(self._lanes, batches, strict=False)][len(step) + 1 :]:
+                lane.discard(batch)  # the lane that failed has its slot back already
             raise
         if traced:
             mark("deliver", begun, perf_counter_ns())
@@ -503,7 +506,7 @@ class Epoch:
 
     def _fill(self, *, delivered: bool) -> None:
         """Issue the copies of the next steps; wait for one, unless one is already `delivered`."""
-        flying, count = self._flying, self.buffers.prefetch + (not delivered)
+        flying, count = self._flying, self._lanes[0].prefetch + (not delivered)
         while len(flying) < count and self._ending is None:
             try:
                 staged = self.fetch.get_nowait() if delivered or flying else self._wait()
@@ -557,18 +560,6 @@ class Epoch:
             self._ring.release(staged.slot)
             raise
 
-    def _discard(self, batches: Sequence[InFlightBatch], start: int = 0) -> None:
-        """Take back the batches of a step, from place `start` on."""
-        for lane, batch in list(zip(self._lanes, batches, strict=False))[start:]:
-            lane.discard(batch)
-
-    def _drain(self) -> None:
-        if self._ring.freed:
-            self._ring.drain()
-        for lane in self._copying_lanes:
-            with lane.device.current() as device:
-                lane.drain(device)
-
     def _end(self) -> BaseException:
         """Return what ends the epoch, or only a step, once; after the end, requests raise `QueueClosed`."""
         over = QueueClosed("the epoch is over")
@@ -577,14 +568,6 @@ class Epoch:
             self.missed(ending)
             self._ending = None
         return ending
-
-    def _find_capture(self) -> LoaderError | None:
-        """Return the error for a request while this thread captures a graph, or None."""
-        for lane in self._copying_lanes:
-            error, _ = lane.begin(drains=False)
-            if error is not None:
-                return error
-        return None
 
     def close(self) -> None:
         """Stop fetching, wait for copies, and leave the buffers; may be called again after an interrupt."""
@@ -603,20 +586,22 @@ class Epoch:
         If this thread captures a graph, do this later: waiting for a copy would end the capture.
         """
         with contextlib.suppress(LoaderError):  # the device has failed; waiting for its copies will say so
-            if self._copying_lanes and self._find_capture() is not None:
-                postponed.append(self)
-                return
+            for lane in self._copying_lanes:
+                if lane.begin(drains=False)[0] is not None:
+                    postponed.append(self)
+                    return
         if self.buffers.process != os.getpid():
             return  # the copies run in the parent
         group, self._group = self._group, []
         self._flying.append(group)
         while self._flying:
-            self._discard(self._flying.popleft())
+            for lane, batch in zip(self._lanes, self._flying.popleft(), strict=False):
+                lane.discard(batch)
         if self.kernels is not None:
             self.kernels.finish()
         for lane in self._lanes:
             lane.close()
-        self._drain()
+        self._ring.drain()
         # A reader that is still in the user's code may write to a slot at any time, so its slots are not
         # reused. A slot that did not come back would be missing forever.
         if self._is_whole and self._ring.rearm():

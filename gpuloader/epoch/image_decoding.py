@@ -6,23 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from gpuloader.batches.staged import StagedBatch, leave_out
 from gpuloader.devices.base import Device, DeviceCalls, DeviceImage, DeviceMemory, Stream
 from gpuloader.errors import DecodeError, SampleError, describe_error
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code, read_codes
+from gpuloader.staging import HostBytes
 from gpuloader.transforms.program import BatchProgram, Decoding
-
-
-class HostBytes:
-    """Bytes in host memory, as a copy reads them."""
-
-    def __init__(self, pixels: NDArray[np.uint8]) -> None:
-        self.bytes = pixels.reshape(-1)
-        self.address: int = self.bytes.__array_interface__["data"][0]
-
 
 ImageSource = DeviceImage | HostBytes
 

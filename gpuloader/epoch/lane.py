@@ -24,12 +24,12 @@ from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device, DeviceCalls, DeviceMemory, Event, Stream, tell_capture
 from gpuloader.devices.outputs import Output, SharedOutput
 from gpuloader.epoch.delivery import SampleMask
+from gpuloader.epoch.device_slots import DeviceSlot, DeviceSlots, StaticSlot, find_moves
 from gpuloader.errors import LoaderError
 from gpuloader.staging import SPARE, FieldLayout, Layout, Lease, Ring, align, lease_views
 from gpuloader.watch.meter import COPIES, Meter, is_tracing, mark
 
 if TYPE_CHECKING:
-    from gpuloader.epoch.device_slots import DeviceSlot, StaticSlot
     from gpuloader.epoch.image_decoding import BatchDecoder, Decoded
     from gpuloader.transforms.program import BatchProgram, Programmer
 
@@ -100,7 +100,7 @@ class Lane:
     ) -> None:
         self.device = device
         self.static = static
-        self.prefetch = prefetch  # batches copied ahead of the consumer; may change between steps
+        self.prefetch = prefetch  # steps copied ahead of the consumer; may change between steps
         self.programmer = None if device.direct else programmer
         # Whether no user code runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
@@ -112,9 +112,7 @@ class Lane:
         self._meter = meter
         self._urgent = urgent
         if not device.direct:
-            from gpuloader.epoch.device_slots import DeviceSlots, find_moves  # late: only devices have them
-
-            self._slots, self._find_moves = DeviceSlots(device), find_moves
+            self._slots = DeviceSlots(device)
         # Besides those copied ahead: the slot in use, and one that the GPU is still finishing with. With one
         # slot fewer, a copy into the slot of a promptly dropped batch would wait for the work on that batch,
         # and every step would cost another hop between streams. Batches that are moved to fixed addresses
@@ -209,8 +207,8 @@ class Lane:
             timing = self._timer.begin(device)
             if mask is not None:
                 device.copy_async(slot.memory, mask, mask.bytes.size, stream, batch.mask_at)
-            for one in staged.apart:  # already pinned by the loader that `prefetch` wraps
-                device.copy_async(slot.memory, one, one.bytes.size, stream, one.offset)
+            for source, offset in staged.apart:  # already pinned by the loader that `prefetch` wraps
+                device.copy_async(slot.memory, source, source.bytes.size, stream, offset)
             if program is not None and self._decoder is not None and batch.decoded:
                 self._decoder.place(device, batch.decoded, staged, program, slot.memory, stream)
             else:
@@ -309,7 +307,7 @@ class Lane:
                 # overlap with it. At 3 TB/s, this one takes 7 µs for 10 MB.
                 memory, fixed = self.static.fit(staged, None if mask is None else mask.array)
                 self.static.take_over(device, stream)
-                for nbytes, to, at in self._find_moves(layout, fixed):
+                for nbytes, to, at in find_moves(layout, fixed):
                     device.copy_between(memory, slot.memory, nbytes, stream, to, at)
         except BaseException:
             self._slots.give_back(slot)
@@ -401,7 +399,7 @@ class Lane:
             self._timer.count(timing, device)
 
     def close(self) -> None:
-        """Wait for every copy in progress: host memory must not be freed before its last copy is done."""
+        """Wait for every copy in progress, because host memory must not be freed before; take slots back."""
         if self._copying:
             self.device.synchronize(self._copying[-1][0])
             while self._copying:
@@ -410,6 +408,8 @@ class Lane:
         self._begun = self._stream = None
         if not self.device.direct:
             self._slots.trim(self.prefetch + 1)
+            with self.device.current() as device:
+                self._slots.drain(device, None)
 
 
 # The duration of copies on the copy stream, measured with events, because the host cannot see it.

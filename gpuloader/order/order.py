@@ -93,13 +93,12 @@ _LIMITS = {"count": _COUNTS, "draws": _COUNTS, "seed": _WORDS, "epoch": _WORDS}
 class Computed:
     """Base class of orders whose entries are computed from their positions.
 
-    An order keeps the chunk that it computed last, and a table if it needs one.
+    An order keeps a table if it needs one.
     """
 
-    # Any thread may slice an order. Both are replaced atomically, so at worst two threads compute the same
-    # entries. A lock would cost more, and a fork could copy it while it is held.
+    # Any thread may slice an order. The table is set atomically, so at worst two threads compute the same
+    # one. A lock would cost more, and a fork could copy it while it is held.
     _kept: NDArray[Any] | None = None
-    _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
 
     draws: Any  # the number of entries
 
@@ -121,26 +120,7 @@ class Computed:
     def slice(self, start: int, stop: int) -> IndexArray:
         """Return the indices from position `start` to before `stop`."""
         check_slice(self, start, stop)
-        if start == stop:
-            return np.empty(0, np.int64)
-        first, last = start // _CHUNK, (stop - 1) // _CHUNK
-        # A slice of many chunks is computed directly: keeping its last chunk would not help the next slice.
-        if last - first > 1:
-            return self.at(np.arange(start, stop))
-        pieces = [
-            self._compute(number)[max(start - number * _CHUNK, 0) : stop - number * _CHUNK]
-            for number in range(first, last + 1)
-        ]
-        return pieces[0] if first == last else np.concatenate(pieces)
-
-    def _compute(self, number: int) -> IndexArray:
-        kept, chunk = self._chunk
-        if kept != number:
-            chunk = self.at(np.arange(number * _CHUNK, min((number + 1) * _CHUNK, len(self))))
-            # Slices share it, so a user's function that writes to its indices must fail here.
-            chunk.flags.writeable = False
-            self._chunk = number, chunk
-        return chunk
+        return self.at(np.arange(start, stop)) if start < stop else np.empty(0, np.int64)
 
 
 def check_slice(order: Sized, start: int, stop: int) -> None:
@@ -362,7 +342,7 @@ def as_weights(
 
 
 @dataclass(eq=False, repr=False)
-class Mapped:
+class Mapped(Computed):
     """The entries of `indices` at the positions in `base`.
 
     >>> Mapped(InOrder(3), [20, 40, 60]).slice(1, 3)
@@ -377,11 +357,6 @@ class Mapped:
 
     def __len__(self) -> int:
         return len(self.base)
-
-    def slice(self, start: int, stop: int) -> IndexArray:
-        """Return the indices from position `start` to before `stop`."""
-        part = self.base.slice(start, stop)
-        return self.indices[np.arange(part.start, part.stop) if isinstance(part, range) else part]
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""

@@ -56,8 +56,6 @@ class OrderedPlan(NamedTuple):
         chunk = max(_AHEAD // size, 1) * size
         for first in range(start * size, end, chunk):
             part = order.slice(first, min(first + chunk, end))
-            if not isinstance(part, range):
-                part.flags.writeable = False  # so that one check of the whole part holds for its batches
             for begin in range(0, len(part), size):
                 yield part[begin : begin + size]
 

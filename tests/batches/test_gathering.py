@@ -64,7 +64,7 @@ def test_what_is_no_index(indices):
     assert caught.value.batch == 4
 
 
-def test_an_order_that_was_looked_at_is_trusted_and_no_other():
+def test_each_batch_of_an_order_is_checked():
     gatherer = Gatherer(ARRAYS, None)
     for order in (Shuffled(10, 0, 0), Mapped(Shuffled(10, 0, 0), np.arange(10))):
         for batch in OrderedPlan(order, 3, drop_last=False).batches(0):
@@ -75,7 +75,7 @@ def test_an_order_that_was_looked_at_is_trusted_and_no_other():
             take(gatherer, batch)
     shared = np.array([1, 2, 3])
     take(gatherer, shared[:2])
-    shared[1] = 99  # the order is writable, so it is not trusted
+    shared[1] = 99
     with pytest.raises(SampleError, match="dataset index 99"):
         take(gatherer, shared[:2])
 

@@ -88,7 +88,7 @@ class Stepping:
         self.meter, self.idle = Meter(), deque()
         self.lanes = [Lane(device, self.ring, prefetch, self.meter) for device in self.devices]
         self.fetch = Staged(self.ring, entries)
-        buffers = EpochBuffers(self.ring, tuple(self.lanes), prefetch, os.getpid())
+        buffers = EpochBuffers(self.ring, tuple(self.lanes), os.getpid())
         where = buffers, self.fetch, lambda step: step, self.idle, self.meter
         self.epoch = Epoch(*where, drop_last=drop_last, masking=masking)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import errno
-import importlib
 import io
 import os
 import pickle
@@ -28,7 +27,7 @@ from enum import IntEnum
 from typing import Any
 
 from gpuloader.errors import LoaderError, describe_error
-from gpuloader.fetch.processes.shipping import has_cloudpickle
+from gpuloader.fetch.processes.shipping import find_cloudpickle
 from gpuloader.foreign import find_extent, is_plain_tensor, tensor_array, tensor_over
 from gpuloader.system.finalizers import closing_once
 from gpuloader.system.platforms import open_memory_file
@@ -183,12 +182,14 @@ def dumps(value: Any, *, by_value: bool = False) -> bytes:
         pickler.dump(value)
         data = written.getvalue()
     except Exception:
-        if not has_cloudpickle():
+        cloudpickle = find_cloudpickle()
+        if cloudpickle is None:
             raise
     else:
-        if not (by_value and b"__main__" in data and has_cloudpickle()):
+        cloudpickle = find_cloudpickle() if by_value and b"__main__" in data else None
+        if cloudpickle is None:
             return data
-    pickled: bytes = importlib.import_module("cloudpickle").dumps(value, pickle.HIGHEST_PROTOCOL)
+    pickled: bytes = cloudpickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     return pickled
 
 

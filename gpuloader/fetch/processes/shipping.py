@@ -109,7 +109,7 @@ def pack(value: object) -> Parcel:
         except Exception as error:
             path, culprit, cause = blame(value, error)
             hint = ""
-            if not has_cloudpickle() and isinstance(culprit, FunctionType | type):
+            if find_cloudpickle() is None and isinstance(culprit, FunctionType | type):
                 hint = "; install cloudpickle to pickle functions and classes by value"
             problem = f"cannot be pickled ({type(cause).__name__}: {cause})"
             raise Unshippable(f"{type(value).__name__}{path} {problem}{hint}") from error
@@ -221,7 +221,7 @@ def dump(value: object, sink: _PickleFile | io.BytesIO, contents: Contents | Non
     ([2097152], False)
     """
     contents = Contents() if contents is None else contents
-    base = importlib.import_module("cloudpickle").Pickler if has_cloudpickle() else pickle.Pickler
+    base = (find_cloudpickle() or pickle).Pickler
     pickler = _pickler_over(base)(sink, protocol=5, buffer_callback=contents.take)
     pickler.contents = contents
     pickler.dump(value)
@@ -240,13 +240,12 @@ def names_module(value: object, module: str) -> bool:
     return any(name.partition(".")[0] == module for name in contents.modules)
 
 
-def has_cloudpickle() -> bool:
-    """Return whether cloudpickle is installed, which pickles functions and classes by value."""
+def find_cloudpickle() -> Any:
+    """Return the module cloudpickle, which pickles functions and classes by value; None if not installed."""
     try:
-        importlib.import_module("cloudpickle")
+        return importlib.import_module("cloudpickle")
     except ImportError:
-        return False
-    return True
+        return None
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from gpuloader.fetch.processes.messages import Kind, Message, dumps, receive, send
-from gpuloader.fetch.processes.shipping import has_cloudpickle
+from gpuloader.fetch.processes.shipping import find_cloudpickle
 from gpuloader.system.platforms import message_pair
 from tests.fakes import nothing_left_behind
 
@@ -112,7 +112,7 @@ def test_a_message_that_the_system_sends_in_part_is_completed(monkeypatch):
 
 
 def test_a_function_without_a_name_goes_by_value_or_says_why_not(monkeypatch):
-    if has_cloudpickle():
+    if find_cloudpickle():
         assert pickle.loads(dumps(lambda: 3))() == 3
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
