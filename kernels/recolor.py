@@ -12,6 +12,8 @@ from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
+from gpuloader.sources.images.decoding import load_pillow
+from gpuloader.sources.images.resampling import CHANGES, load_operations
 
 ENTRIES = {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, TARGETS)}
 
@@ -23,8 +25,6 @@ PARTS = 32
 
 _THREADS = 256  # of a block that sums
 _EACH, _MANY = 4, 2**22  # pixels that a thread recolors; for that many pixels or more, four times as many
-
-Integers = NDArray[np.int32]
 
 
 @declare(
@@ -68,6 +68,8 @@ def recolor(
     mean, std, scale, out_layout, dtype, out, stream
         As for `normalize`; also dtype uint8, which is not normalized.
 
+    >>> import pytest
+    >>> _ = pytest.importorskip("PIL")
     >>> red = np.array([[[[200, 0, 0]]]], np.uint8)
     >>> darker_gray = np.array([[1, 0.5, 3, 0]], np.float32)
     >>> recolor.on_host(red, darker_gray, dtype="uint8", out_layout="HWC").ravel().tolist()
@@ -112,86 +114,22 @@ def recolor(
 def recolor_image(
     image: NDArray[np.uint8], changes: Sequence[tuple[float, float]], contrasts: int | None = None
 ) -> NDArray[np.uint8]:
-    """Return one image with changed colors: the definition of `recolor`, whose pairs `changes` has.
+    """Return one image whose colors Pillow has changed: the definition of `recolor`, which has such pairs.
 
+    >>> import pytest
+    >>> _ = pytest.importorskip("PIL")
     >>> red = np.array([[[200, 0, 0]]], np.uint8)
     >>> [recolor_image(red, [change])[0, 0].tolist() for change in [(1, 0.5), (2, 0), (3, 0), (4, 127)]]
     [[100, 0, 0], [60, 60, 60], [60, 60, 60], [0, 200, 198]]
     """
-    pixels = image.astype(np.int32)
+    picture = load_pillow().fromarray(image.squeeze(2) if image.shape[2] == 1 else image)
     made = 0
     for number, amount in changes:
-        if number == 1:
-            pixels = _blend(np.int32(0), pixels, amount)
-        elif number == 2 and (contrasts is None or made < contrasts):
+        if number == 2:
+            if made == contrasts:
+                break  # the device has no mean for this one, so it makes none of the later changes either
             made += 1
-            gray = _find_gray(pixels)
-            mean = (2 * int(gray.sum(dtype=np.int64)) + gray.size) // (2 * max(gray.size, 1))
-            pixels = _blend(np.int32(mean), pixels, amount)
-        elif number == 2:
-            break  # the device has no mean for this one, so it makes none of the later changes either
-        elif number == 3:
-            pixels = _blend(_find_gray(pixels), pixels, amount)
-        elif number == 4 and pixels.shape[2] == 3:
-            pixels = _shift_hue(pixels, int(amount))
-    return pixels.astype(np.uint8)
-
-
-def _find_gray(pixels: Integers) -> Integers:
-    if pixels.shape[2] == 1:
-        return pixels
-    # Pillow's weights for "L", in 65536ths, rounded to the nearest.
-    return (pixels @ np.array([[19595], [38470], [7471]], np.int32) + 0x8000) >> 16
-
-
-def _blend(start: Integers | np.int32, pixels: Integers, amount: float) -> Integers:
-    """Return pixels between a start and what they are, or beyond; in float, cut to an integer."""
-    # An amount may be anything: an overflow becomes 0 or 255, and a NaN becomes 0, because comparisons with
-    # it are false.
-    with np.errstate(over="ignore", invalid="ignore"):
-        added = (pixels - start).astype(np.float32) * np.float32(amount)
-        blended = added + np.asarray(start, np.float32)
-    inside = np.where(blended > 0, np.minimum(blended, np.float32(255)), np.float32(0))
-    result: Integers = np.where(blended >= 255, np.float32(255), inside).astype(np.int32)
-    return result
-
-
-def _shift_hue(pixels: Integers, shift: int) -> Integers:
-    """Return pixels whose hue is shifted in Pillow's HSV, which is rounded to bytes."""
-    # Integers, where Pillow has floats: over all 2**24 colors, the results are the same.
-    most, range_ = pixels.max(2), np.ptp(pixels, 2)
-    width = np.maximum(range_, 1)
-    turned = ((_find_hue(pixels, most, width) + shift) & 255) * 6
-    saturation = 255 * range_ // np.maximum(most, 1)
-    sector, rest = turned // 255, turned % 255
-    whole = 255 * 255
-    low = (2 * most * (255 - saturation) + 255) // (2 * 255)
-    falling = (2 * most * (whole - saturation * rest) + whole) // (2 * whole)
-    rising = (2 * most * (whole - saturation * (255 - rest)) + whole) // (2 * whole)
-    red = np.choose(sector % 6, [most, falling, low, low, rising, most])
-    green = np.choose(sector % 6, [rising, most, most, falling, low, low])
-    blue = np.choose(sector % 6, [low, low, rising, most, most, falling])
-    # A gray has no hue; the value computed for it above is meaningless.
-    result: Integers = np.where((range_ == 0)[..., None], pixels, np.stack([red, green, blue], 2))
-    return result
-
-
-def _find_hue(pixels: Integers, most: Integers, width: Integers) -> Integers:
-    """Return the hue of colors, 0 to 254, rounded as Pillow does."""
-    # Pillow is written in C: its differences are floats, but sums with 2.0 and 4.0 are doubles. Each is
-    # rounded back to float, and integers in between would give other bytes for some colors.
-    left = (most[..., None] - pixels).astype(np.float32) / width[..., None].astype(np.float32)
-    _, green, blue = np.moveaxis(left, 2, 0)
-    wide_red, wide_green, wide_blue = np.moveaxis(left.astype(np.float64), 2, 0)
-    sector = np.where(
-        pixels[..., 0] == most,
-        blue - green,
-        np.where(
-            pixels[..., 1] == most,
-            (2.0 + wide_red - wide_blue).astype(np.float32),
-            (4.0 + wide_green - wide_red).astype(np.float32),
-        ),
-    )
-    turn = np.fmod(sector.astype(np.float64) / 6.0 + 1.0, 1.0).astype(np.float32)
-    result: Integers = (turn.astype(np.float64) * 255.0).astype(np.int32)
-    return result
+        if number in (1, 2, 3, 4):
+            change = load_operations()[CHANGES[int(number) - 1]]
+            picture = change(picture, amount / 255 if number == 4 else amount)
+    return np.asarray(picture).reshape(image.shape)

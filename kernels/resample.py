@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
@@ -14,6 +14,7 @@ from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import Layout, check_window, join_shape
 from gpuloader.kernels.launching import Work, by_value, check_shape, declare, obtain, spread, takes
 from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
+from gpuloader.sources.images.resizing import Taps, find_taps
 
 Interpolation = Literal["bilinear", "bicubic"]
 
@@ -162,77 +163,29 @@ def resize_on_host(
     rows, columns = range(max(-y, 0), min(tall - y, size[0])), range(max(-x, 0), min(wide - x, size[1]))
     result = np.zeros((*size, region.shape[2]), np.uint8)
     if rows and columns:
-        shifted = range(rows.start + y, rows.stop + y), range(columns.start + x, columns.stop + x)
-        extents = range(corner[0], corner[0] + len(region)), range(corner[1], corner[1] + region.shape[1])
-        down = find_weights(extents[0], top, bottom, tall, shifted[0], interpolation)
-        across = find_weights(extents[1], left, right, wide, shifted[1], interpolation)
-        begin, end = int(down.first[0]), int(down.first[-1] + down.counts[-1])
+        (first, near), cubic = corner, interpolation == "bicubic"
+        firsts, counts, weights = _find_taps(
+            first, len(region), top, bottom, tall, rows.start + y, len(rows), cubic
+        )
+        across = _find_taps(near, region.shape[1], left, right, wide, columns.start + x, len(columns), cubic)
+        begin, end = int(firsts[0]), int(firsts[-1] + counts[-1])
         lines = _resize_rows(region[begin:end].swapaxes(0, 1), across).swapaxes(0, 1)
         inside = result[rows.start : rows.stop, columns.start : columns.stop]
-        inside[...] = _resize_rows(lines, down._replace(first=down.first - begin))
+        inside[...] = _resize_rows(lines, (firsts - begin, counts, weights))
     return result
 
 
-class Weights(NamedTuple):
-    """The weights of the outputs along one axis."""
-
-    first: NDArray[np.int64]  # input pixel of each output, counted from the region's first
-    counts: NDArray[np.int64]  # of input pixels
-    weights: NDArray[np.int32]  # shape (outputs, taps), in units of 2**-22; 0 beyond an output's own
+_find_taps = lru_cache(maxsize=256)(find_taps)  # the images of a batch often have the same size
 
 
-@lru_cache(maxsize=256)
-def find_weights(
-    region: range, low: float, high: float, whole: int, outputs: range, interpolation: Interpolation
-) -> Weights:
-    """Return the weights that Pillow uses to resize a part of an axis, for some of its outputs.
-
-    `region` has the pixels of the image that are present, `low` and `high` are the part's edges, and `whole`
-    is the number of pixels to resize the part to.
-
-    >>> weights = find_weights(range(4), 0.0, 4.0, 2, range(2), "bilinear")
-    >>> weights.first.tolist(), (weights.weights / 2**22).round(3).tolist()
-    ([0, 1], [[0.429, 0.429, 0.143, 0.0, 0.0], [0.143, 0.429, 0.429, 0.0, 0.0]])
-    """
-    # Every operation is separately rounded to double, in Pillow's order, so that the kernel finds the same
-    # bits. Pillow's box consists of floats.
-    start, end = np.float32(low), np.float32(high)
-    step = float(end - start) / whole
-    # The filter grows with the scale, against aliasing, and does not shrink when an image is enlarged.
-    stretch = max(step, 1.0)
-    support = stretch * (2.0 if interpolation == "bicubic" else 1.0)
-    center = float(start) + (np.array(outputs) + 0.5) * step
-    ends = (center - support + 0.5).astype(np.int64), (center + support + 0.5).astype(np.int64)
-    first, last = np.clip(ends, region.start, region.stop)
-    count = last - first
-    taps = np.arange(int(np.ceil(support)) * 2 + 1)
-    distance = (taps + first[:, None] - center[:, None] + 0.5) * (1.0 / stretch)
-    x = np.abs(distance)
-    if interpolation == "bilinear":
-        values = np.where(x < 1, 1 - x, 0.0)
-    else:
-        near = (1.5 * x - 2.5) * x * x + 1
-        far = (((x - 5) * x + 8) * x - 4) * -0.5
-        values = np.where(x < 1, near, np.where(x < 2, far, 0.0))
-    values[taps >= count[:, None]] = 0.0
-    total = np.cumsum(values, axis=1)[:, -1:]  # adds one after the other, like Pillow; `sum` adds pairwise
-    values = np.divide(values, total, out=values, where=total != 0)
-    rounded = np.where(values < 0, -0.5, 0.5) + values * 2**_BITS
-    # The kernel has 24 bits for a weight. Only where the region lacks taps does one need more.
-    clipped = rounded.clip(-(2**23), 2**23 - 1).astype(np.int32)
-    found = Weights(first - region.start, count, clipped)
-    for array in found:
-        array.flags.writeable = False  # everybody who asks for the same weights shares them
-    return found
-
-
-def _resize_rows(rows: NDArray[np.uint8], weights: Weights) -> NDArray[np.uint8]:
+def _resize_rows(rows: NDArray[np.uint8], taps: Taps) -> NDArray[np.uint8]:
     """Return weighted sums of rows, rounded to bytes."""
+    firsts, counts, weights = taps
     # Starts with half a unit, so that the shift rounds to the nearest.
-    sums = np.full((len(weights.first), *rows.shape[1:]), 1 << (_BITS - 1), np.int32)
+    sums = np.full((len(firsts), *rows.shape[1:]), 1 << (_BITS - 1), np.int32)
     wide = rows.astype(np.int32)
-    for tap in range(int(weights.counts.max(initial=0))):
-        chosen = np.minimum(weights.first + tap, len(rows) - 1)
-        sums += wide[chosen] * weights.weights[:, tap].reshape(-1, *[1] * (rows.ndim - 1))
+    for tap in range(int(counts.max(initial=0))):
+        chosen = np.minimum(firsts + tap, len(rows) - 1)
+        sums += wide[chosen] * weights[:, tap].reshape(-1, *[1] * (rows.ndim - 1))
     result: NDArray[np.uint8] = np.clip(sums >> _BITS, 0, 255).astype(np.uint8)
     return result

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -234,13 +233,6 @@ def find_sizes(
     return channels, height, width
 
 
-@lru_cache(maxsize=64)
-def _count_places(whole: tuple[int, int], size: tuple[int, ...]) -> Array:
-    """Return how many tops, and how many lefts, a window can have."""
-    # Kept, because for a small batch a new array takes longer than the division.
-    return np.array([length - part + 1 for length, part in zip(whole, size, strict=True)], np.uint64)
-
-
 def draw_windows(words: Array, whole: tuple[int, int], size: tuple[int, int], *, flip: bool) -> Array:
     """Return top, left and flip of each sample's window, uniformly drawn from random uint64 (samples, 3).
 
@@ -248,7 +240,8 @@ def draw_windows(words: Array, whole: tuple[int, int], size: tuple[int, int], *,
     array([[0, 0, 0]], dtype=int32)
     """
     drawn = np.empty((len(words), _CROP), np.int32)
-    drawn[:, :2] = words[:, :2] % _count_places(whole, tuple(size))
+    for axis, (length, part) in enumerate(zip(whole, size, strict=True)):
+        drawn[:, axis] = words[:, axis] % np.uint64(length - part + 1)
     drawn[:, 2] = words[:, 2] >> _LAST_BIT if flip else 0
     return drawn
 

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import SampleError
 from gpuloader.fields.spec import Spec
-from gpuloader.kernels.recolor import MOST_CONTRASTS, PARTS, recolor
 from gpuloader.kernels.resample import TABLE_LINES, Interpolation, resample
 from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
+from gpuloader.sources.images.resampling import CHANGES, find_shift
 from gpuloader.transforms import image_transforms
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall, Plain
@@ -95,6 +95,8 @@ class Resample(Plain):
         first = KernelCall.settle(given, resample, **resize, **(plain if self.changes else finish))
         made = Chain(((first, (0, 1, 2, 4), 3),), first.outputs, (tables,))
         if self.changes:
+            from gpuloader.kernels.recolor import PARTS, recolor  # late: few programs change colors
+
             [pixels] = first.outputs
             sums = (samples, self.contrasts, PARTS), np.dtype(np.uint64)
             given = {"images": pixels, "numbers": inputs[2], "sums": sums}
@@ -156,9 +158,13 @@ def plan_resampling(
         elif not getattr(transform, "_keeps_size", False):
             return None  # views are several images, and the user's own may make any plan
     contrasts = changes.count("contrast")
-    # The slot is laid out before an image is read, so the size must be known. And each contrast takes a sum.
-    if size is None or contrasts > MOST_CONTRASTS:
+    if size is None:  # the slot is laid out before an image is read
         return None
+    if contrasts:
+        from gpuloader.kernels.recolor import MOST_CONTRASTS
+
+        if contrasts > MOST_CONTRASTS:  # each takes a sum
+            return None
     return Resample(field, size, interpolation, len(changes), contrasts)
 
 
@@ -233,12 +239,12 @@ def find_pass(plan: image_transforms.Plan, made_by: Resample) -> tuple[Geometry,
         return geometry, numbers.reshape(-1)
     names = [name for name, _ in changes]
     fits = len(names) <= made_by.changes and names.count("contrast") <= made_by.contrasts
-    if not fits or not {*names} <= {*image_transforms.CHANGES}:
+    if not fits or not {*names} <= {*CHANGES}:
         return None
     with np.errstate(over="ignore"):  # a factor that no float can hold is infinite, as it is for Pillow
         for position, (name, amount) in enumerate(changes):
-            amount = image_transforms.find_shift(amount) if name == "hue" else amount
-            numbers[position] = image_transforms.CHANGES.index(name) + 1, amount
+            amount = find_shift(amount) if name == "hue" else amount
+            numbers[position] = CHANGES.index(name) + 1, amount
     return geometry, numbers.reshape(-1)
 
 

@@ -11,17 +11,18 @@ the loader's seed, the epoch and the sample's index.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 from gpuloader.checks import Checked, check_count, checked
 from gpuloader.sources.images import resampling
-from gpuloader.sources.images.decoding import Pixels, load_pillow
+from gpuloader.sources.images.decoding import Pixels
 from gpuloader.sources.images.image import FILTERS, Affine, Geometry, Step
+from gpuloader.sources.images.resampling import CHANGES
 
 if TYPE_CHECKING:
     from gpuloader.sources.images.annotations import Fields
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Coloring(NamedTuple):
-    """Changes of an image's colors, in order: the name of one of `load_operations`, and its amount.
+    """Changes of an image's colors, in order: the name of one of Pillow's operations, and its amount.
 
     For 'brightness', 'contrast', 'saturation' and 'sharpness', 1 changes nothing. 'hue' is a shift, in turns
     of the color wheel, 'blur' the radius in pixels, 'posterize' the bits to keep, and 'solarize' the level
@@ -123,47 +124,8 @@ def apply_coloring(image: Any, coloring: Coloring) -> Any:
     [(100, 0, 0), (60, 60, 60), (60, 60, 60), (0, 200, 198)]
     """
     for name, amount in coloring.steps:
-        image = load_operations()[name](image, amount)
+        image = resampling.load_operations()[name](image, amount)
     return image
-
-
-@cache
-def load_operations() -> Mapping[str, Callable[[Any, float], Any]]:
-    """Return the functions that change a Pillow image by an amount, by name."""
-    from PIL import ImageEnhance, ImageFilter, ImageOps
-
-    return {
-        "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
-        "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
-        "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
-        "hue": _turn_hue,
-        "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
-        "gray": lambda image, _: image.convert("L").convert(image.mode),
-        "blur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
-        "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
-        "solarize": lambda image, level: ImageOps.solarize(image, level),
-        "autocontrast": lambda image, _: ImageOps.autocontrast(image),
-        "equalize": lambda image, _: ImageOps.equalize(image),
-        "identity": lambda image, _: image,
-    }
-
-
-def _turn_hue(image: Any, turns: float) -> Any:
-    if image.mode != "RGB":  # gray images have no hue
-        return image
-    pillow = load_pillow()
-    hue, saturation, value = image.convert("HSV").split()
-    turned = pillow.fromarray(np.asarray(hue) + np.uint8(find_shift(turns)))
-    return pillow.merge("HSV", (turned, saturation, value)).convert("RGB")
-
-
-def find_shift(turns: float) -> int:
-    """Return a shift of hue as a byte, as torchvision rounds it.
-
-    >>> find_shift(0.5), find_shift(-0.1)
-    (127, 231)
-    """
-    return int(turns * 255) % 256
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -609,9 +571,6 @@ def draw_window(
 
 # ---------------------------------------------------------------------------------------------------------
 # Colors
-
-CHANGES = ("brightness", "contrast", "saturation", "hue")
-"""The properties that can change; the kernel `recolor` counts from 1."""
 
 Amount = float | tuple[float, float]
 

@@ -91,7 +91,7 @@ MORE: dict[str, str] = {
     "sources/images/image.py": "sources/images/resampling transforms/image_transforms "
     "transforms/image_staging sources/images/decoding sources/images/turbojpeg",
     "sources/images/regions.py": "batches/columns batches/schema epoch/image_decoding",
-    "sources/images/resampling.py": "sources/images/resizing",
+    "sources/images/resampling.py": "sources/images/resizing transforms/image_transforms kernels/recolor",
     "sources/images/resizing.py": "sources/images/resampling",
     "sources/readers": "sources/readers/decorators",
     "sources/readers/parallel.py": "sources/readers/processes sources/readers/threads",

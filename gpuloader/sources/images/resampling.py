@@ -1,4 +1,4 @@
-"""Resamples images as Pillow does, columns first, whatever order Pillow itself would choose.
+"""Resamples images as Pillow does, but columns first whatever Pillow would choose; and changes their colors.
 
 Pillow resizes a process's first images, and code that Numba compiles resizes the rest. Both produce the same
 pixels, so the change in the middle of an epoch is invisible. What normalizes them is compiled along with it.
@@ -12,7 +12,7 @@ import itertools
 import math
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
@@ -255,3 +255,49 @@ def as_pixels(made: Pixels | Any) -> Pixels:
         return made
     channels = len(made.getbands())
     return np.frombuffer(made.tobytes(), np.uint8).reshape(made.height, made.width, channels)
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Colors
+
+CHANGES = ("brightness", "contrast", "saturation", "hue")
+"""The properties that can change at random; the kernel `recolor` counts from 1."""
+
+
+@functools.cache
+def load_operations() -> Mapping[str, Callable[[Any, float], Any]]:
+    """Return the functions that change a Pillow image by an amount, by name."""
+    from PIL import ImageEnhance, ImageFilter, ImageOps
+
+    return {
+        "brightness": lambda image, factor: ImageEnhance.Brightness(image).enhance(factor),
+        "contrast": lambda image, factor: ImageEnhance.Contrast(image).enhance(factor),
+        "saturation": lambda image, factor: ImageEnhance.Color(image).enhance(factor),
+        "hue": _turn_hue,
+        "sharpness": lambda image, factor: ImageEnhance.Sharpness(image).enhance(factor),
+        "gray": lambda image, _: image.convert("L").convert(image.mode),
+        "blur": lambda image, radius: image.filter(ImageFilter.GaussianBlur(radius)),
+        "posterize": lambda image, bits: ImageOps.posterize(image, int(bits)),
+        "solarize": lambda image, level: ImageOps.solarize(image, level),
+        "autocontrast": lambda image, _: ImageOps.autocontrast(image),
+        "equalize": lambda image, _: ImageOps.equalize(image),
+        "identity": lambda image, _: image,
+    }
+
+
+def _turn_hue(image: Any, turns: float) -> Any:
+    if image.mode != "RGB":  # gray images have no hue
+        return image
+    pillow = load_pillow()
+    hue, saturation, value = image.convert("HSV").split()
+    turned = pillow.fromarray(np.asarray(hue) + np.uint8(find_shift(turns)))
+    return pillow.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+
+def find_shift(turns: float) -> int:
+    """Return a shift of hue as a byte, as torchvision rounds it.
+
+    >>> find_shift(0.5), find_shift(-0.1)
+    (127, 231)
+    """
+    return int(turns * 255) % 256

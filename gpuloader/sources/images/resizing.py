@@ -30,6 +30,7 @@ _BITS = 22  # of a weight's fraction, as in Pillow: of 32 bits, that leaves 8 fo
 _STRIP = 128  # rows to resize along x at a time
 _BLOCK = 16  # rows to transpose at a time: as many lines as fit into the CPU's cache
 _HALF = np.int32(1 << (_BITS - 1))
+_LIMIT = float(1 << 23)  # of weights, which have 24 bits in the kernel `resample`
 # NumPy scalars, because Numba widens a Python int to 64 bits, and then half as many values fit into a
 # register.
 _SHIFT, _LEAST, _MOST = np.int32(_BITS), np.int32(0), np.int32(255)
@@ -110,7 +111,9 @@ def find_taps(
             total += values[tap]
         for tap in range(count):
             value = values[tap] / total if total != 0.0 else values[tap]
-            weights[output, tap] = np.int32((-0.5 if value < 0.0 else 0.5) + value * (1 << _BITS))
+            rounded = (-0.5 if value < 0.0 else 0.5) + value * (1 << _BITS)
+            # Only where pixels of the image are not available does a weight reach the limit.
+            weights[output, tap] = np.int32(min(max(rounded, -_LIMIT), _LIMIT - 1.0))
         firsts[output], counts[output] = first - begin, count
     return firsts, counts, weights
 
