@@ -513,7 +513,7 @@ class _Planner:
             # Only staged values can be checked: those that a program computes may be on a device.
             if max(values) < staged:
                 self.checked.append((transform, watched[0], values))
-        specs = [*map(attrgetter("shape", "dtype"), map(self.fields.__getitem__, inputs))]
+        specs = [(self.fields[one].shape, self.fields[one].dtype) for one in inputs]
         try:
             operation = transform.bind(specs)
             in_place = getattr(operation, "in_place", False)
