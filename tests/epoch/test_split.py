@@ -219,7 +219,7 @@ class TestErrors:
             {},
             {"shuffle": True},
             {"batch_size": 1, "batch_sampler": BatchSampler(pairs(9), batch_size=4)},
-            {"shard": (1, 2), "uneven": "repeat"},
+            {"shard": (1, 2), "remainder": "repeat"},
         ],
     )
     def test_of_a_last_batch_that_will_not_divide(self, options):
