@@ -78,7 +78,7 @@ mutants: .venv/dev.stamp .venv-mutants/stamp
 	@test -n "$(MODULE)" || { echo "Set MODULE to a file or a package, such as MODULE=gpuloader/epoch."; exit 1; }
 	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
-# For three architectures, and for the CPU with sanitizers, under which their tests run.
+# For the architectures that a kernel distinguishes, and for the CPU with sanitizers, under which their tests run.
 kernels: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.gpu.compiling
 	$(BIN)/python -m tests.kernels.sanitized
