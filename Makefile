@@ -25,10 +25,10 @@ test: .venv/dev.stamp
 FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pandas polars lightning accelerate transformers \
   torch_geometric s3fs boto3==1.43.117 moto[s3] flask flask-cors
 # A separate pytest for each of these (commas join its arguments): some frameworks conflict with each other, or with a fork.
-# The longest come first.
+# The longest come first. What starts workers runs before what computes with JAX, after which a fork server starts them.
 WITH_FRAMEWORKS := tests/torch_suite tests/frameworks \
   tests/torch,tests/examples,gpuloader/api/torch_loader.py,gpuloader/sources/torch_classes.py tests/api/test_from_ray.py \
-  tests/devices/test_interop.py,tests/sources/test_frameworks.py,tests/fetch/test_start_methods.py \
+  tests/sources/test_frameworks.py,tests/devices/test_interop.py,tests/fetch/test_start_methods.py \
   tests/test_documents.py,-m,frameworks tests/sources/tables,tests/sources/files/test_s3.py tests/paddle_suite,tests/dataset
 WITH_KERAS := torch jax
 WITH_KERAS_ON_torch := tests/test_golden_states.py tests/test_golden_pickles.py tests/api/test_exact_values.py
@@ -78,7 +78,7 @@ mutants: .venv/dev.stamp .venv-mutants/stamp
 	@test -n "$(MODULE)" || { echo "Set MODULE to a file or a package, such as MODULE=gpuloader/epoch."; exit 1; }
 	.venv-mutants/bin/python -m tests.mutants --python $(BIN)/python $(MUTANTS) $(MODULE)
 
-# For three architectures, and for the CPU with sanitizers, under which their tests run.
+# For the architectures that a kernel distinguishes, and for the CPU with sanitizers, under which their tests run.
 kernels: .venv/dev.stamp
 	$(BIN)/python -m benchmarks.gpu.compiling
 	$(BIN)/python -m tests.kernels.sanitized

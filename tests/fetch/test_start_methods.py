@@ -80,35 +80,25 @@ def test_the_start_method_and_what_is_said_of_it():
 
 
 @forking
-def test_not_forked_once_jax_has_computed():
+def test_not_forked_once_jax_has_computed_unless_nothing_else_is_possible():
     pytest.importorskip("jax")
     code = """
-    import jax
+    import jax, threading
     loader = DataLoader(Parents(), places="cpu", batch_size=2, num_workers=2)
     print(*parents(loader))
     jax.numpy.zeros(3) + 1
     print(*parents(loader))
     print(*told(loader))
-    """
-    before, after, told = run(code)
-    assert before == "True []"
-    why = f"{SERVED} JAX has computed in this process, so that forked ones may hang."
-    assert after == f'False ["{why}"]'
-    assert told == why
-
-
-@forking
-def test_forked_after_jax_if_nothing_else_is_possible():
-    pytest.importorskip("jax")
-    code = """
-    import jax, threading
-    jax.numpy.zeros(3) + 1
     dataset = Parents()
     dataset.lock = threading.Lock()
     for _ in range(2):
         print(*parents(DataLoader(dataset, places="cpu", batch_size=2, num_workers=2)))
     """
-    first, second = run(code)
+    before, after, told, first, second = run(code)
+    assert before == "True []"
+    why = f"{SERVED} JAX has computed in this process, so that forked ones may hang."
+    assert after == f'False ["{why}"]'
+    assert told == why
     assert first.startswith(
         'True ["Workers are forked although JAX has computed in this process, so they may hang: pass '
     )

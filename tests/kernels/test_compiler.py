@@ -10,7 +10,7 @@ needs_nvrtc = pytest.mark.skipif(compiler.find_nvrtc() is None, reason="NVRTC is
 
 @needs_nvrtc
 def test_every_entry_compiles():
-    """Of one kernel; `make kernels` compiles them all, for three architectures and some entries alone."""
+    """Of one kernel; `make kernels` compiles them all, some of them for three architectures and alone."""
     for entries in (None, compiling.kernel_entries("one_hot")[:1]):
         assert compiling.compile_kernel("one_hot", 90, entries)[:4] == b"\x7fELF"
 
@@ -29,6 +29,17 @@ def test_errors_and_warnings_fail(monkeypatch, source):
     monkeypatch.setattr(compiling, "read_source", lambda name: source)
     with pytest.raises(compiling.CompileError, match="sm_90"):
         compiling.compile_kernel("spin", 90)
+
+
+def test_only_what_depends_on_the_architecture_is_compiled_for_the_newer_ones():
+    """A branch elsewhere in a header has to be added to `branching_entries`."""
+    lines = [line for header in compiling.SOURCES.glob("*.cuh") for line in header.read_text().splitlines()]
+    branches = [line for line in lines if "__CUDA_ARCH__" in line]
+    assert branches == ["#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800"]
+    names = {name for name in compiler.kernel_names() if "__CUDA_ARCH__" in compiler.read_source(name)}
+    assert names == {name for name in compiler.kernel_names() if compiling.branching_entries(name)}
+    assert compiling.branching_entries("mixup") == ("blend<Bfloat16>",)
+    assert compiling.branching_entries("normalize") == compiling.kernel_entries("normalize")
 
 
 def test_what_is_included_is_part_of_the_source():

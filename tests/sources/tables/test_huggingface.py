@@ -67,6 +67,23 @@ def needs(form):
         pytest.importorskip(form)
 
 
+# Before a test computes with JAX: then a fork server starts the workers, and each imports datasets.
+@pytest.mark.filterwarnings("ignore:importing .* starts threads:RuntimeWarning")
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("streamed", [False, True], ids=["rows", "stream"])
+def test_shards_hold_pictures_as_they_are_stored(tmp_path, streamed, workers):
+    pillow = pytest.importorskip("PIL.Image")
+    pictures = [pillow.new("RGB", (9, 8), (row, 0, 0)) for row in range(ROWS)]
+    columns = {"image": pictures, "label": list(range(ROWS))}
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
+    dataset = datasets.Dataset.from_dict(columns, features=features)
+    dataset = dataset.to_iterable_dataset(num_shards=3) if streamed else dataset
+    write_shards(dataset, tmp_path, rows=12, format="tar", num_workers=workers)
+    found = list(TarDataset(tmp_path, "image"))
+    assert sorted(sample["label"] for sample in found) == list(range(ROWS))
+    assert all(np.asarray(sample["image"])[0, 0, 0] == sample["label"] for sample in found)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("workers", WORKERS, ids=name_workers)
 def test_every_format_delivers_the_rows(data, form, workers):
@@ -341,20 +358,3 @@ class TestInOtherDatasets:
         assert sorted(labels(load(MixDataset([data, data], [1, 1])))) == sorted([*range(ROWS)] * 2)
         box, row = next(iter(load(ComposeDataset([data.select_columns("box"), range(ROWS)]), pad=None)))
         assert (box["box"].shape, row.tolist()) == ((7, 2), list(range(7)))
-
-
-# Where a test before this one has computed with JAX, a fork server starts the workers.
-@pytest.mark.filterwarnings("ignore:importing .* starts threads:RuntimeWarning")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("streamed", [False, True], ids=["rows", "stream"])
-def test_shards_hold_pictures_as_they_are_stored(tmp_path, streamed, workers):
-    pillow = pytest.importorskip("PIL.Image")
-    pictures = [pillow.new("RGB", (9, 8), (row, 0, 0)) for row in range(ROWS)]
-    columns = {"image": pictures, "label": list(range(ROWS))}
-    features = datasets.Features({"image": datasets.Image(), "label": datasets.Value("int64")})
-    dataset = datasets.Dataset.from_dict(columns, features=features)
-    dataset = dataset.to_iterable_dataset(num_shards=3) if streamed else dataset
-    write_shards(dataset, tmp_path, rows=12, format="tar", num_workers=workers)
-    found = list(TarDataset(tmp_path, "image"))
-    assert sorted(sample["label"] for sample in found) == list(range(ROWS))
-    assert all(np.asarray(sample["image"])[0, 0, 0] == sample["label"] for sample in found)
