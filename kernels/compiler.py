@@ -69,10 +69,9 @@ def read_source(name: str) -> str:
     # CuPy keeps what it has compiled on disk by a hash of the source. An included file is not part of that
     # hash, so after it changed, the old code would run.
     folder = _find_folder()
-    source = folder.joinpath(f"{name}.cu").read_text()
-    return re.sub(
-        r'^#include "(\w+\.cuh)"$', lambda line: folder.joinpath(line[1]).read_text(), source, flags=re.M
-    )
+    source = folder.joinpath(f"{name}.cu").read_text("utf-8")
+    include = lambda line: folder.joinpath(line[1]).read_text("utf-8")  # noqa: E731
+    return re.sub(r'^#include "(\w+\.cuh)"$', include, source, flags=re.M)
 
 
 _loading: dict[tuple[str, str, int], threading.Lock] = {}

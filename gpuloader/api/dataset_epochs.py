@@ -419,7 +419,8 @@ class DatasetEpochs(Epochs):
         if taken is None or (position.beyond and (is_sharded or not same)):
             raise ValueError(
                 f"the state counts {position.describe()}; this loader has batches of {plan.size} samples per "
-                f"place, {shards} per step, and cannot tell where in its epoch that is"
+                f"place, {shards} per step{', divided by shard=' * is_sharded}, and cannot tell where in its "
+                "epoch that is"
             )
         total = self._count_all()
         if total is not None:

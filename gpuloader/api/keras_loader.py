@@ -43,8 +43,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
     the first one of the epoch, so ``fit`` reads the loader's epochs 0, 1, 2, … whole and in order. Only an
     epoch of a single batch is lost that way.
 
-    Keras ignores ``class_weight`` for such data. Yield sample weights instead, or draw with a
-    `WeightedRandomSampler`.
+    Keras ignores ``y``, ``sample_weight`` and ``class_weight`` for such data, without an error. Yield sample
+    weights instead, or draw with a `WeightedRandomSampler`.
 
     Examples
     --------

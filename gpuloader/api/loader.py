@@ -222,7 +222,7 @@ class DataLoader(Measured, Generic[S]):
     transforms : list of Transform
         Operations from `gpuloader.transforms` that run where the batch lands. On a GPU they follow the copy,
         on its stream, so only their smaller input crosses the bus. On a CPU place they run as the batch is
-        loaded. Those that resize, crop, mirror or color single images run as each sample is loaded.
+        loaded. Those of single images, such as `Resize` or `ColorJitter`, run as each sample is loaded.
     decode : str or None
         'image' treats bytes in the samples as encoded images, and decodes them to uint8 pixels of shape
         (height, width, 3). Fields that a transform of images names, and those of an `ImageFolder`, are

@@ -167,7 +167,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
             "on_bad='skip'": options.on_bad == "skip",
             "ragged": options.ragged,
             "pad": options.pad,
-            "transforms that resize, crop, mirror or color images": stage and stage.chains,
+            "transforms of single images, such as Resize or ColorJitter": stage and stage.chains,
             "fields of varying length": not collation.fixed,
         }
         if conflict := next(filter(conflicts.get, conflicts), None):

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from typing import Any
 
 from gpuloader.batches.items import ItemState
@@ -77,11 +78,11 @@ class Position:
 
     def describe(self) -> str:
         """Return what the state counts, phrased for an error message."""
+        beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
         if self.step is not None:
-            beyond = f", and batches of {self.size} beyond them" if self.beyond else ""
             return f"{self.taken} samples{beyond}"
         of = "" if self.readers is None else f", of an iterable dataset with {max(self.readers, 1)} readers"
-        return f"batches of {self.size} samples per place, {self.shards} per step{of}"
+        return f"batches of {self.size} samples per place, {self.shards} per step{of}{beyond}"
 
     def received(self, staged: StagedBatch) -> None:
         """Record that the user has received a batch."""
@@ -270,11 +271,13 @@ def _count_or_none(state: Mapping[str, Any], name: str) -> int | None:
 
 
 def _count(value: Any, limit: int | None = None) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    # A checkpoint library may return NumPy's integers.
+    number = -1 if isinstance(value, bool) or not isinstance(value, Integral) else int(value)
+    if number < 0:
         raise ValueError(f"expected a whole number of 0 or more, got {value!r}")
-    if limit is not None and value >= limit:
+    if limit is not None and number >= limit:
         raise ValueError(f"expected a whole number below {limit}, got {value}")
-    return value
+    return number
 
 
 # The end of an epoch, and the error for an epoch that is empty because an earlier one has read its source.

@@ -221,7 +221,11 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
     if name == "jax":
         imported: Callable[[Any], Any] = importlib.import_module("jax.dlpack").from_dlpack
         index = getattr(device, "index", None)
-        return imported if device.direct else lambda array: imported(_Export(array, index))
+        if not device.direct:
+            return lambda array: imported(_Export(array, index))
+        # NumPy exports no dtype of other packages, such as JAX's own bfloat16.
+        copied: Callable[[Any], Any] = importlib.import_module("jax.numpy").array
+        return lambda array: copied(array) if array.dtype.kind == "V" else imported(array)
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack

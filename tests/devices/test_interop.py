@@ -78,6 +78,15 @@ class TestOnAHost:
             loader._epochs._idle[0].ring.drain()
             assert pointer(name, tensor) not in {slot.address for slot in loader._epochs._idle[0].ring._free}
 
+    def test_dtypes_of_jax_itself(self, name):
+        if name != "jax":
+            pytest.skip("they are JAX's")
+        jax = sys.modules["jax"]
+        wanted = jax.numpy.arange(6, dtype="bfloat16")
+        [batch] = DataLoader(list(wanted), places="cpu", batch_size=6, output=name)
+        assert isinstance(batch, jax.Array)
+        assert (batch.dtype, batch.tolist()) == (wanted.dtype, wanted.tolist())
+
     def test_what_is_kept_stays(self, name):
         """Kept batches, their views and results outlive later batches, the epoch and the loader."""
         with nothing_left_behind():
