@@ -87,4 +87,4 @@ class HostDevice(Device):
         # with the last view, and no finalizer has to know about slices and reshapes.
         lease.__array_interface__ = memory.interface
         region = np.asarray(lease)
-        return [np.ndarray(field.shape, field.dtype, region, field.offset) for field in layout.fields]
+        return [np.ndarray(one.shape, one.dtype, region, one.offset, one.strides) for one in layout.fields]

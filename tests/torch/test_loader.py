@@ -35,6 +35,14 @@ def test_flags_may_be_numbers(name, flag):
     assert batches[0] == batches[1]
 
 
+def test_static_batches_keep_the_strides_of_a_collate_fn():
+    table = torch.arange(24.0).reshape(4, 6)
+    made = table[:, :-1], table.T[1:]
+    for batch in DataLoader(range(2), num_workers=1, static=True, collate_fn=lambda _: made):
+        for one, wanted in zip(batch, made, strict=True):
+            assert (one.stride(), one.tolist()) == (wanted.stride(), wanted.tolist())
+
+
 def test_the_profiler_counts_the_requests_for_a_batch():
     """The last one, which finds no further batch, counts too."""
     rows = []
