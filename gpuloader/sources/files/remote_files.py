@@ -467,11 +467,22 @@ def persist(action: Callable[[], T], url: str, tries: Tries, within: float = mat
             return _within(timeout, action) if timeout else action()
         except Exception as error:
             if attempt >= tries.attempts or is_lasting(error) or time.monotonic() + pause > until:
+                _forget_headers(error)
                 problem = f"cannot be read: {describe_error(_reason(error))}"
                 raise SourceError(problem, url=url, attempts=attempt) from error
         time.sleep(pause)
         end_if_exiting()
         attempt, pause = attempt + 1, min(2 * pause, LONGEST_WAIT)
+
+
+def _forget_headers(error: BaseException | None) -> None:
+    """Take the request out of aiohttp's errors, whose `repr` shows its headers, and in them any token."""
+    while error is not None:
+        asked: Any = getattr(error, "request_info", None)
+        if asked is not None and hasattr(asked, "_replace"):
+            error.__dict__.update(request_info=asked._replace(headers={}), history=())
+            error.args = ()
+        error = error.__cause__ or error.__context__
 
 
 def _within(seconds: float, action: Callable[[], T]) -> T:

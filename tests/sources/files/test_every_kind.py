@@ -94,6 +94,10 @@ def test_options_show_nowhere(kind, tmp_path):
             list(DataLoader(kind(f"{served.url}/{name}", storage_options=options), places="cpu"))
     assert caught.value.attempts == 1
     assert "s3cret" not in "".join(traceback.format_exception(caught.value))
+    error = caught.value
+    while error is not None:
+        assert "s3cret" not in repr([error, vars(error)])
+        error = error.__cause__ or error.__context__
     with pytest.raises(TypeError, match="storage_options must be a dict or None, got str"):
         kind(name, storage_options="s3cret")
 
