@@ -76,7 +76,8 @@ class TarDataset(ShardDataset[Any]):
         Options for fsspec along with URLs, such as credentials. Workers receive them; nothing prints them.
     cache_dir : path or None
         A local folder for remote files. The first process of the machine that needs a file fetches it whole,
-        and all read it there from then on. The contents of a URL must not change. None keeps no files.
+        and all read it there from then on. The contents of a URL must not change. Other files in the folder
+        stay. None keeps no files.
     cache_size : int or None
         The most bytes of files to keep; the least recently used files are removed. None sets no limit.
 
