@@ -21,7 +21,7 @@ from gpuloader.sources.dataset import IterableDataset, is_iterable
 from gpuloader.sources.describing import describe
 from gpuloader.sources.files.remote_files import named
 from gpuloader.sources.files.shards import ShardDataset
-from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
+from gpuloader.sources.files.stored_samples import cast_to, to_fields, to_members, to_table
 from gpuloader.system.platforms import locked, replacing
 
 SAMPLES = 64
@@ -79,10 +79,11 @@ def write_shards(
     ValueError
         The folder holds shards of another format, of other sizes, of other files or of a dataset of another
         length, or another process is writing into it. Or workers are asked for, but the iterable is not an
-        `IterableDataset`, so that they could not divide it. Or samples differ in their fields, or in the
-        types or shapes of a field.
+        `IterableDataset`, so that they could not divide it. Or samples of a Parquet file differ in their
+        fields, or in the types or shapes of a field; numbers may be narrower, and values may be None.
     SampleError
-        A sample cannot be read, or the format cannot hold a value of it.
+        A sample cannot be read, or the format cannot hold a value or the name of a field of it. Or samples
+        that a worker encodes together differ in their fields or types.
     SourceError
         A file cannot be written, for example because the disk is full; the message names it. Nothing of it is
         left, and the same call continues there.
@@ -259,28 +260,38 @@ class _ParquetShard:
 
         self.count = self.nbytes = 0
         self._file, self._total = file, total
+        self._schema: Any = None
         self._writer: Any = None
         self._held: list[Any] = []
         with suppress(FileNotFoundError):
-            self._writer = parquet.ParquetWriter(file, parquet.read_schema(first))
+            self._schema = parquet.read_schema(first)
 
     def write(self, table: Any) -> None:
         """Add rows."""
-        from pyarrow import ArrowException, parquet
+        from pyarrow import ArrowException, Table, null
 
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._file, table.schema)
-        try:
-            fitting = table.cast(self._writer.schema)
-        except (ArrowException, ValueError) as error:
-            first = self._total + self.count
-            raise ValueError(
-                f"samples {first} to {first + len(table) - 1} differ from earlier ones: {error}; give each "
-                "field one type and shape"
-            ) from error
-        self._held.append(fitting)
+        schema = self._schema or table.schema
+        first = self._total + self.count
+        differ = f"samples {first} to {first + len(table) - 1} differ from earlier ones: "
+        if set(table.schema.names) != set(schema.names):
+            raise ValueError(f"{differ}they have the fields {table.schema.names}, not {schema.names}")
+        columns = []
+        for number, field in enumerate(schema):
+            column = table.column(field.name)
+            if field.type == null() and self._writer is None:  # None in all samples so far tells no type
+                schema = schema.set(number, field.with_type(column.type))
+            try:
+                columns.append(cast_to(column, schema.field(number).type))
+            except (ArrowException, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{differ}field {field.name!r} is {column.type}, not {field.type}: {error}; give each "
+                    "field one type and shape"
+                ) from error
+        table = Table.from_arrays(columns, schema=schema)
+        self._schema = schema
+        self._held.append(table)
         self.count += len(table)
-        self.nbytes += fitting.nbytes
+        self.nbytes += table.nbytes
         if sum(one.nbytes for one in self._held) >= GROUP_NBYTES:
             self._write_group()
 
@@ -295,10 +306,12 @@ class _ParquetShard:
             self._writer.close()
 
     def _write_group(self) -> None:
-        from pyarrow import concat_tables
+        from pyarrow import concat_tables, parquet
 
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._file, self._schema)
         if self._held:
-            self._writer.write_table(concat_tables(self._held))
+            self._writer.write_table(concat_tables([one.cast(self._schema) for one in self._held]))
             self._held = []
 
 
