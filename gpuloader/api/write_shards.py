@@ -67,7 +67,8 @@ def write_shards(
     format : str
         'parquet' stores numbers, text, bytes and arrays as columns, and an encoded image as its bytes; arrays
         of several shapes become nested lists. 'tar' stores members like webdataset: images as they are, the
-        label as ``cls``, text as ``txt``, arrays as ``npy`` and other values as ``json``.
+        label as ``cls``, text as ``txt``, arrays as ``npy`` and other values as ``json``. Names of fields
+        must be in lower case; ``__key__`` and ``__url__`` of a `TarDataset` are left out.
         ``TarDataset(folder, "image")`` reads images and labels back.
     num_workers, worker_type
         As for `DataLoader`; workers read and encode.

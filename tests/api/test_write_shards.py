@@ -236,11 +236,22 @@ def test_one_process_writes_at_a_time(tmp_path):
         ([{"x": object()}], "parquet", SampleError, "field 'x': Parquet cannot hold these object"),
         ([{"x": object()}], "tar", SampleError, "not JSON serializable"),
         ([{"a/b": 1}], "tar", SampleError, "field 'a/b' cannot be a member"),
+        ([{"a": 1, "A": 2}], "tar", SampleError, "field 'A' cannot be a member 'A.json'"),
+        ([{"Name": "q"}], "tar", SampleError, "field 'Name' cannot be a member"),
+        ([{"x": 1}, {}], "tar", SampleError, "a sample without fields"),
+        ([{"__key__": "1"}], "tar", SampleError, "a sample without fields"),
+        ([{}], "parquet", SampleError, "a sample without fields"),
     ],
 )
 def test_samples_that_do_not_fit_are_errors(tmp_path, samples, form, error, problem):
     with pytest.raises(error, match=problem):
         write_shards(samples, tmp_path, format=form)
+
+
+def test_tar_keeps_fields_whose_names_begin_with_underscores(tmp_path):
+    write_shards([{"__key__": "left out", "__index_level_0__": "a"}], tmp_path, format="tar")
+    (row,) = TarDataset(tmp_path)
+    assert (row["__key__"], row["__index_level_0__.txt"]) == ("000000000", b"a")
 
 
 @pytest.mark.parametrize(

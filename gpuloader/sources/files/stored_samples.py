@@ -43,6 +43,8 @@ def to_fields(sample: Any) -> dict[str, Any]:
         fields = dict(zip(names, sample, strict=True))
     else:
         fields = {"value": sample}
+    if not fields.keys() - {"__key__", "__url__"}:
+        raise ValueError("a sample without fields cannot be written")
     return {name: _plain(value) for name, value in fields.items()}
 
 
@@ -158,7 +160,7 @@ def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
 def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for name, value in fields.items():
-        if name.startswith("__"):  # the key and URL of a sample that was read from a tar file
+        if name in ("__key__", "__url__"):  # of a sample that was read from a tar file
             continue
         ending, data = name, value
         if isinstance(value, bytes):
@@ -177,7 +179,7 @@ def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
         else:
             number = value.item() if isinstance(value, np.generic) else value
             ending, data = _end(name, "json"), json.dumps(number).encode()
-        if "/" in ending or ending in members:
+        if "/" in ending or ending in members or ending != ending.lower():  # as which it would be read
             raise ValueError(f"field {name!r} cannot be a member {ending!r} of a tar file: rename the field")
         members[ending] = data
     return members
