@@ -49,7 +49,9 @@ class ParquetDataset(TableShards):
     Numbers and booleans are copied column by column from Arrow's memory into the loader's slots. Lists of
     fixed length and tensors become arrays of more dimensions. Lists of numbers of varying length need the
     loader's `ragged` or `pad`. Text, dates, lists of them and other values become one Python object per row.
-    Each field of a struct follows the same rules, so its numbers become arrays.
+    Each field of a struct follows the same rules, so its numbers become arrays, but always of int64 or
+    float64, because structs become Python objects in between. Names of folders such as ``year=2024`` add no
+    column.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
     about 8 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
@@ -66,7 +68,8 @@ class ParquetDataset(TableShards):
         The columns to read; None reads all.
     schema : pyarrow.Schema, dict or None
         The types of columns, such as ``{"price": "float32", "day": "int32"}``, to which all files are cast.
-        By default, the first file's types; other files may differ from it in width or encoding.
+        By default, the first file's types; other files may differ from it in width or encoding, if their
+        values fit without being rounded.
     filters : pyarrow.compute.Expression, list or None
         Which rows to read, such as ``[("year", ">", 2020)]``. Row groups whose statistics rule them out are
         skipped. The filter compares stored values, and may name columns that are not read.
