@@ -21,7 +21,7 @@ from gpuloader.sources.dataset import IterableDataset, is_iterable
 from gpuloader.sources.describing import describe
 from gpuloader.sources.files.remote_files import named
 from gpuloader.sources.files.shards import ShardDataset
-from gpuloader.sources.files.stored_samples import cast_to, to_fields, to_members, to_table
+from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
 from gpuloader.system.platforms import locked, replacing
 
 SAMPLES = 64
@@ -269,30 +269,27 @@ class _ParquetShard:
 
     def write(self, table: Any) -> None:
         """Add rows."""
-        from pyarrow import ArrowException, Table, null
+        import pyarrow as pa
 
-        schema = self._schema or table.schema
-        first = self._total + self.count
-        differ = f"samples {first} to {first + len(table) - 1} differ from earlier ones: "
-        if set(table.schema.names) != set(schema.names):
-            raise ValueError(f"{differ}they have the fields {table.schema.names}, not {schema.names}")
-        columns = []
-        for number, field in enumerate(schema):
-            column = table.column(field.name)
-            if field.type == null() and self._writer is None:  # None in all samples so far tells no type
-                schema = schema.set(number, field.with_type(column.type))
-            try:
-                columns.append(cast_to(column, schema.field(number).type))
-            except (ArrowException, TypeError, ValueError) as error:
-                raise ValueError(
-                    f"{differ}field {field.name!r} is {column.type}, not {field.type}: {error}; give each "
-                    "field one type and shape"
-                ) from error
-        table = Table.from_arrays(columns, schema=schema)
-        self._schema = schema
-        self._held.append(table)
+        known, new = self._schema or table.schema, table.schema
+        try:
+            if self._writer is None:  # None in all samples so far tells no type
+                known = pa.schema(new.field(one.name) if one.type == pa.null() else one for one in known)
+            # A cast would also round floats, cut off times, parse text and drop fields of structs.
+            for field in pa.unify_schemas([known, new], promote_options="permissive"):
+                if field.type != (expected := known.field(field.name).type):
+                    raise TypeError(f"field {field.name!r} is {new.field(field.name).type}, not {expected}")
+            fitting = table.select(known.names).cast(known)
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
+            first = self._total + self.count
+            raise ValueError(
+                f"samples {first} to {first + len(table) - 1} differ from earlier ones: {error}; give each "
+                "field one type and shape"
+            ) from error
+        self._schema = known
+        self._held.append(fitting)
         self.count += len(table)
-        self.nbytes += table.nbytes
+        self.nbytes += fitting.nbytes
         if sum(one.nbytes for one in self._held) >= GROUP_NBYTES:
             self._write_group()
 

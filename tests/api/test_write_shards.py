@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import signal
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 
@@ -228,10 +228,9 @@ def test_one_process_writes_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("samples", "form", "error", "problem"),
     [
-        ([{"x": 1}] * 64 + [{"y": 1}], "parquet", ValueError, r"have the fields \['y'\], not \['x'\]"),
+        ([{"x": 1}] * 64 + [{"y": 1}], "parquet", ValueError, "64 to 64 differ .*Column y does not"),
         ([{"x": 1}, {"y": 1}], "parquet", SampleError, "the same fields"),
-        ([{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}], "parquet", SampleError, "'datetime'"),
-        ([{"x": "a"}, {"x": b"b"}], "parquet", SampleError, r"the types \['bytes', 'str'\]"),
+        ([{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}], "parquet", SampleError, "of dates cuts"),
         ([{"x": np.array([2**62 + 1])}, {"x": np.array([1], "u8")}], "parquet", SampleError, "'uint64'"),
         ([{"x": object()}], "parquet", SampleError, "field 'x': Parquet cannot hold these object"),
         ([{"x": object()}], "tar", SampleError, "not JSON serializable"),
@@ -259,18 +258,24 @@ def test_tar_keeps_fields_whose_names_begin_with_underscores(tmp_path):
     [
         (np.float32(0.5), 0.1, "double, not float"),
         (np.zeros(2, "f4"), np.zeros(2), r"<item: double>\[2\], not fixed_size_list<item: float>"),
-        (True, 7, "int64, not bool"),
+        (np.zeros(2), np.zeros(3), r"<item: double>\[3\], not fixed_size_list<item: double>\[2\]"),
+        (True, 7, "bool vs int64"),
         (1, 1.0, "double, not int64"),
-        (date(2020, 1, 1), datetime(2020, 1, 1, 5), r"timestamp\[us\], not date32"),
-        ("a", 7, "int64, not string"),
-        (7, "8", "string, not int64"),
+        (np.int8(1), 300, "int64, not int8"),
+        (date(2020, 1, 1), datetime(2020, 1, 1, 5), r"date32\[day\] vs timestamp\[us\]"),
+        (
+            datetime(2020, 1, 1),
+            datetime(2020, 1, 1, tzinfo=UTC),
+            r"timestamp\[us\] vs timestamp\[us, tz=UTC\]",
+        ),
+        ("a", 7, "string vs int64"),
+        (7, "8", "int64 vs string"),
         ({"a": 1}, {"a": 1, "b": 2}, "struct<a: int64, b: int64>, not struct<a: int64>"),
-        (np.int8(1), 300, "int64, not int8: Integer value 300 not in range"),
     ],
 )
 def test_a_later_value_of_another_type_is_an_error_that_names_both(tmp_path, first, later, types):
     with pytest.raises(
-        ValueError, match=f"samples 64 to 64 differ from earlier ones: field 'x' is .*{types}"
+        ValueError, match=rf"samples 64 to 64 differ from earlier ones: .*[Ff]ield '?x\b.*{types}"
     ):
         write_shards([{"x": first}] * 64 + [{"x": later}], tmp_path)
 

@@ -15,16 +15,12 @@ from gpuloader.foreign import as_array, is_instance, is_tensor
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image, is_encoded
 from gpuloader.sources.images.video import Video
-from gpuloader.sources.tables.arrow import are_alike
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _IMAGES = {b"\xff\xd8\xff": "jpg", b"\x89PNG": "png", b"BM": "bmp", b"II*\0": "tif", b"MM\0*": "tif"}
 """Maps the first bytes of encoded images to file extensions; WebP's signature is not at the start."""
-
-_APART = (datetime, date, str, bytes)
-"""Types that Arrow joins in one column, cutting off times and making text bytes; a datetime is a date."""
 
 
 def to_fields(sample: Any) -> dict[str, Any]:
@@ -97,9 +93,10 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
-        kinds = {next((kind for kind in _APART if isinstance(value, kind)), None) for value in values}
-        if len(kinds - {None}) > 1:
-            raise TypeError(f"values have the types {sorted({type(value).__name__ for value in values})}")
+        if len({isinstance(value, datetime) for value in values if isinstance(value, date)}) > 1:
+            raise TypeError(
+                "a column of dates cuts off the times of datetimes"
+            )  # of which Arrow says nothing
         return pa.array(values)
     if len({value.shape for value in values}) > 1 or 0 in values[0].shape:
         return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)
@@ -111,38 +108,6 @@ def _to_column(pa: Any, values: list[Any]) -> Any:
     for length in reversed(stacked.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, length)
     return column
-
-
-def cast_to(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column of a later table in the type of the first one; raise an error if values would change.
-
-    >>> import pytest
-    >>> pa = pytest.importorskip("pyarrow")
-    >>> cast_to(pa.chunked_array([[1, 2]]), pa.float64()).type
-    DataType(double)
-    >>> cast_to(pa.chunked_array([["7"]]), pa.int64())
-    Traceback (most recent call last):
-    TypeError: a cast could change values
-    """
-    if not _fits(column.type, kind):
-        raise TypeError("a cast could change values")
-    return column.cast(kind)
-
-
-def _fits(kind: pa.DataType, wider: pa.DataType) -> bool:
-    """Return whether a cast keeps all values or raises an error; others round, cut, parse or drop fields."""
-    from pyarrow import types
-
-    if types.is_null(kind) or kind == wider:
-        return True
-    if types.is_struct(kind) and types.is_struct(wider):
-        wider_kinds = {field.name: field.type for field in wider}
-        return all(field.name in wider_kinds and _fits(field.type, wider_kinds[field.name]) for field in kind)
-    if hasattr(kind, "value_type") and hasattr(wider, "value_type"):
-        return _fits(kind.value_type, wider.value_type)
-    if types.is_floating(wider):
-        return bool(types.is_integer(kind) or (types.is_floating(kind) and kind.bit_width <= wider.bit_width))
-    return are_alike(kind, wider)
 
 
 def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:

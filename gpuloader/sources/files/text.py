@@ -32,8 +32,6 @@ _LONGEST_LINE = 256 << 20  # without a limit, a file without line breaks would f
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bz2", b"\x28\xb5\x2f\xfd": "zstd"}
 """Maps the first bytes of compressed files to Arrow's name for the compression; file names do not matter."""
 
-_NOT_READ = (b"\xff\xfe", b"\xfe\xff", b"\xfd7zX")  # the first bytes of UTF-16 and of xz files
-
 
 class TextFile(NamedTuple):
     """A file: its stored size, how it is compressed, where its first row begins, and the columns it names."""
@@ -88,7 +86,7 @@ class TextDataset(TableShards):
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
             head = source.read(4)
-        if head.startswith(_NOT_READ):
+        if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\xfd7zX")):  # UTF-16, or a file of xz
             raise DataFileError("text must be UTF-8, plain or packed by gzip, bzip2 or Zstandard", file=url)
         return TextFile(size, next((name for magic, name in _PACKED.items() if head.startswith(magic)), None))
 
