@@ -7,7 +7,6 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, BinaryIO, ClassVar, Self
@@ -279,14 +278,11 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
-@contextmanager
-def _unpacked(file: BinaryIO) -> Iterator[Any]:
-    """Yield a tar file's decompressed contents."""
+def _unpacked(file: BinaryIO) -> Any:
+    """Return a file with the decompressed contents of a tar file."""
     head = file.read(max(map(len, _PACKED)))
     file.seek(0)  # needs no request: these bytes are still in the buffer
     for magic, module in _PACKED.items():
         if head.startswith(magic):
-            with import_module(module).open(file) as stream:
-                yield stream
-            return
-    yield file
+            return import_module(module).open(file)
+    return file
