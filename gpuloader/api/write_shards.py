@@ -67,7 +67,8 @@ def write_shards(
     format : str
         'parquet' stores numbers, text, bytes and arrays as columns, and an encoded image as its bytes; arrays
         of several shapes become nested lists. 'tar' stores members like webdataset: images as they are, the
-        label as ``cls``, text as ``txt``, arrays as ``npy`` and other values as ``json``.
+        label as ``cls``, text as ``txt``, arrays as ``npy`` and other values as ``json``. Names of fields
+        must be in lower case; ``__key__`` and ``__url__`` of a `TarDataset` are left out.
         ``TarDataset(folder, "image")`` reads images and labels back.
     num_workers, worker_type
         As for `DataLoader`; workers read and encode.
@@ -79,10 +80,11 @@ def write_shards(
     ValueError
         The folder holds shards of another format, of other sizes, of other files or of a dataset of another
         length, or another process is writing into it. Or workers are asked for, but the iterable is not an
-        `IterableDataset`, so that they could not divide it. Or samples differ in their fields, or in the
-        types or shapes of a field.
+        `IterableDataset`, so that they could not divide it. Or samples of a Parquet file differ in their
+        fields, or in the types or shapes of a field; numbers may be narrower, and values may be None.
     SampleError
-        A sample cannot be read, or the format cannot hold a value of it.
+        A sample cannot be read, or the format cannot hold a value or the name of a field of it. Or samples
+        that a worker encodes together differ in their fields or types.
     SourceError
         A file cannot be written, for example because the disk is full; the message names it. Nothing of it is
         left, and the same call continues there.
@@ -259,25 +261,32 @@ class _ParquetShard:
 
         self.count = self.nbytes = 0
         self._file, self._total = file, total
+        self._schema: Any = None
         self._writer: Any = None
         self._held: list[Any] = []
         with suppress(FileNotFoundError):
-            self._writer = parquet.ParquetWriter(file, parquet.read_schema(first))
+            self._schema = parquet.read_schema(first)
 
     def write(self, table: Any) -> None:
         """Add rows."""
-        from pyarrow import ArrowException, parquet
+        import pyarrow as pa
 
-        if self._writer is None:
-            self._writer = parquet.ParquetWriter(self._file, table.schema)
+        known, new = self._schema or table.schema, table.schema
         try:
-            fitting = table.cast(self._writer.schema)
-        except (ArrowException, ValueError) as error:
+            if self._writer is None:  # None in all samples so far tells no type
+                known = pa.schema(new.field(one.name) if one.type == pa.null() else one for one in known)
+            # A cast would also round floats, cut off times, parse text and drop fields of structs.
+            for field in pa.unify_schemas([known, new], promote_options="permissive"):
+                if field.type != (expected := known.field(field.name).type):
+                    raise TypeError(f"field {field.name!r} is {new.field(field.name).type}, not {expected}")
+            fitting = table.select(known.names).cast(known)
+        except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
             first = self._total + self.count
             raise ValueError(
                 f"samples {first} to {first + len(table) - 1} differ from earlier ones: {error}; give each "
                 "field one type and shape"
             ) from error
+        self._schema = known
         self._held.append(fitting)
         self.count += len(table)
         self.nbytes += fitting.nbytes
@@ -295,10 +304,12 @@ class _ParquetShard:
             self._writer.close()
 
     def _write_group(self) -> None:
-        from pyarrow import concat_tables
+        from pyarrow import concat_tables, parquet
 
+        if self._writer is None:
+            self._writer = parquet.ParquetWriter(self._file, self._schema)
         if self._held:
-            self._writer.write_table(concat_tables(self._held))
+            self._writer.write_table(concat_tables([one.cast(self._schema) for one in self._held]))
             self._held = []
 
 

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
 
@@ -227,16 +228,78 @@ def test_one_process_writes_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("samples", "form", "error", "problem"),
     [
-        ([{"x": 1}] * 64 + [{"x": 1.5}], "parquet", ValueError, "samples 64 to 64 differ from earlier ones"),
+        ([{"x": 1}] * 64 + [{"y": 1}], "parquet", ValueError, "64 to 64 differ .*Column y does not"),
         ([{"x": 1}, {"y": 1}], "parquet", SampleError, "the same fields"),
+        ([{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}], "parquet", SampleError, "of dates cuts"),
+        ([{"x": np.array([2**62 + 1])}, {"x": np.array([1], "u8")}], "parquet", SampleError, "'uint64'"),
         ([{"x": object()}], "parquet", SampleError, "field 'x': Parquet cannot hold these object"),
         ([{"x": object()}], "tar", SampleError, "not JSON serializable"),
         ([{"a/b": 1}], "tar", SampleError, "field 'a/b' cannot be a member"),
+        ([{"a": 1, "A": 2}], "tar", SampleError, "field 'A' cannot be a member 'A.json'"),
+        ([{"Name": "q"}], "tar", SampleError, "field 'Name' cannot be a member"),
+        ([{"x": 1}, {}], "tar", SampleError, "a sample without fields"),
+        ([{"__key__": "1"}], "tar", SampleError, "a sample without fields"),
+        ([{}], "parquet", SampleError, "a sample without fields"),
     ],
 )
 def test_samples_that_do_not_fit_are_errors(tmp_path, samples, form, error, problem):
     with pytest.raises(error, match=problem):
         write_shards(samples, tmp_path, format=form)
+
+
+def test_tar_keeps_fields_whose_names_begin_with_underscores(tmp_path):
+    write_shards([{"__key__": "left out", "__index_level_0__": "a"}], tmp_path, format="tar")
+    (row,) = TarDataset(tmp_path)
+    assert (row["__key__"], row["__index_level_0__.txt"]) == ("000000000", b"a")
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "types"),
+    [
+        (np.float32(0.5), 0.1, "double, not float"),
+        (np.zeros(2, "f4"), np.zeros(2), r"<item: double>\[2\], not fixed_size_list<item: float>"),
+        (np.zeros(2), np.zeros(3), r"<item: double>\[3\], not fixed_size_list<item: double>\[2\]"),
+        (True, 7, "bool vs int64"),
+        (1, 1.0, "double, not int64"),
+        (np.int8(1), 300, "int64, not int8"),
+        (date(2020, 1, 1), datetime(2020, 1, 1, 5), r"date32\[day\] vs timestamp\[us\]"),
+        (
+            datetime(2020, 1, 1),
+            datetime(2020, 1, 1, tzinfo=UTC),
+            r"timestamp\[us\] vs timestamp\[us, tz=UTC\]",
+        ),
+        ("a", 7, "string vs int64"),
+        (7, "8", "int64 vs string"),
+        ({"a": 1}, {"a": 1, "b": 2}, "struct<a: int64, b: int64>, not struct<a: int64>"),
+    ],
+)
+def test_a_later_value_of_another_type_is_an_error_that_names_both(tmp_path, first, later, types):
+    with pytest.raises(
+        ValueError, match=rf"samples 64 to 64 differ from earlier ones: .*[Ff]ield '?x\b.*{types}"
+    ):
+        write_shards([{"x": first}] * 64 + [{"x": later}], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("first", "later"),
+    [
+        (None, "text"),
+        (None, 1.5),
+        ("text", None),
+        (0.5, 1),
+        (0.1, np.float32(0.5)),
+        ({"a": 1, "b": 2}, {"a": 1}),
+    ],
+)
+def test_later_values_may_be_none_or_narrower(tmp_path, first, later):
+    write_shards([{"x": first, "y": 1}] * 100 + [{"y": 1, "x": later}] * 100, tmp_path, rows=150)
+    rows = [
+        row
+        for number in (0, 1)
+        for row in pq.read_table(tmp_path / f"shard-00000{number}.parquet").to_pylist()
+    ]
+    expected = {"a": 1, "b": None} if isinstance(later, dict) else later
+    assert [row["x"] for row in rows] == [first] * 100 + [expected] * 100
 
 
 def test_bad_arguments(tmp_path):

@@ -49,7 +49,9 @@ class ParquetDataset(TableShards):
     Numbers and booleans are copied column by column from Arrow's memory into the loader's slots. Lists of
     fixed length and tensors become arrays of more dimensions. Lists of numbers of varying length need the
     loader's `ragged` or `pad`. Text, dates, lists of them and other values become one Python object per row.
-    Each field of a struct follows the same rules, so its numbers become arrays.
+    Each field of a struct follows the same rules, so its numbers become arrays, but always of int64 or
+    float64, because structs become Python objects in between. Names of folders such as ``year=2024`` add no
+    column.
 
     Memory: a worker holds the stored columns of one row group, or of several small ones with 4 MiB together,
     about 8 MiB of decoded rows, and up to 60 MB of footers. From remote files, it reads up to 16 such pieces
@@ -66,7 +68,8 @@ class ParquetDataset(TableShards):
         The columns to read; None reads all.
     schema : pyarrow.Schema, dict or None
         The types of columns, such as ``{"price": "float32", "day": "int32"}``, to which all files are cast.
-        By default, the first file's types; other files may differ from it in width or encoding.
+        By default, the first file's types; other files may differ from it in width or encoding, if their
+        values fit without being rounded.
     filters : pyarrow.compute.Expression, list or None
         Which rows to read, such as ``[("year", ">", 2020)]``. Row groups whose statistics rule them out are
         skipped. The filter compares stored values, and may name columns that are not read.
@@ -92,7 +95,8 @@ class ParquetDataset(TableShards):
         Options for fsspec along with URLs, such as credentials. Workers receive them; nothing prints them.
     cache_dir : path or None
         A local folder for remote files. The first process of the machine that needs a file fetches it whole,
-        and all read it there from then on. The contents of a URL must not change. None keeps no files.
+        and all read it there from then on. The contents of a URL must not change. Other files in the folder
+        stay. None keeps no files.
     cache_size : int or None
         The most bytes of files to keep; the least recently used files are removed. None sets no limit.
 

@@ -52,6 +52,8 @@ BUFFER = 4 << 20
 
 _PIECE = 64 << 10  # bytes of an answer to take at a time, and so the most beyond what was requested
 
+_CACHED = ".gpuloader"  # ends the names of cached files; the folder may hold files of others, which stay
+
 _LOCKS = 64  # locks for files being fetched; two files with the same lock wait for each other
 
 _LASTING: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, IsADirectoryError)
@@ -265,8 +267,9 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
     """
     folder = Path(cast("str", tries.cache_dir))
     folder.mkdir(parents=True, exist_ok=True)
-    name = hashlib.sha256(url.encode()).hexdigest()
-    path = folder / name
+    # The options, too, decide where the data lies, such as the endpoint of a store. Only their digest shows.
+    name = hashlib.sha256(repr((url, sorted(tries.options.items()))).encode()).hexdigest()
+    path = folder / f"{name}{_CACHED}"
     while True:
         with suppress(FileNotFoundError):
             file = path.open("rb")
@@ -299,7 +302,7 @@ def _make_room(folder: Path, nbytes: float) -> None:
     """Remove the least recently used files of the cache until the rest have at most `nbytes`."""
     with locked(folder / ".lock"):
         found = []
-        for path in folder.glob("[!.]*"):
+        for path in folder.glob(f"{'[0-9a-f]' * 64}{_CACHED}"):
             with suppress(FileNotFoundError):
                 status = path.stat()
                 found.append((status.st_mtime_ns, status.st_size, path))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,8 @@ def to_fields(sample: Any) -> dict[str, Any]:
         fields = dict(zip(names, sample, strict=True))
     else:
         fields = {"value": sample}
+    if not fields.keys() - {"__key__", "__url__"}:
+        raise ValueError("a sample without fields cannot be written")
     return {name: _plain(value) for name, value in fields.items()}
 
 
@@ -90,10 +93,17 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
+        if len({isinstance(value, datetime) for value in values if isinstance(value, date)}) > 1:
+            raise TypeError(
+                "a column of dates cuts off the times of datetimes"
+            )  # of which Arrow says nothing
         return pa.array(values)
     if len({value.shape for value in values}) > 1 or 0 in values[0].shape:
         return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)
     stacked = np.stack(values)
+    kinds = {array.dtype.kind.replace("u", "i") for array in [*values, stacked]}
+    if len(kinds) > 1:  # int64 and uint64 become float64
+        raise TypeError(f"arrays have the dtypes {sorted({str(value.dtype) for value in values})}")
     column = pa.array(stacked.ravel())
     for length in reversed(stacked.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, length)
@@ -115,7 +125,7 @@ def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
 def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
     members: dict[str, bytes] = {}
     for name, value in fields.items():
-        if name.startswith("__"):  # the key and URL of a sample that was read from a tar file
+        if name in ("__key__", "__url__"):  # of a sample that was read from a tar file
             continue
         ending, data = name, value
         if isinstance(value, bytes):
@@ -134,7 +144,7 @@ def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
         else:
             number = value.item() if isinstance(value, np.generic) else value
             ending, data = _end(name, "json"), json.dumps(number).encode()
-        if "/" in ending or ending in members:
+        if "/" in ending or ending in members or ending != ending.lower():  # as which it would be read
             raise ValueError(f"field {name!r} cannot be a member {ending!r} of a tar file: rename the field")
         members[ending] = data
     return members

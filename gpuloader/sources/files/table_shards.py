@@ -18,7 +18,7 @@ from gpuloader.sources.block import Block, Column, Part
 from gpuloader.sources.files.remote_files import T, check_names, is_remote
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.skipping import apply
-from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of
+from gpuloader.sources.tables.arrow import are_alike, check_values, columns_of, is_rounded
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -183,6 +183,8 @@ class TableShards(ShardDataset[Any]):
             try:
                 if column.type != kind:
                     column = column.cast(kind)
+                    if name not in self._given and is_rounded(stored, column):
+                        raise TypeError(f"Arrow would round {stored.type} to {kind}")
                 if name in fill:
                     is_float = isinstance(fill[name], float | np.floating)
                     if is_float and types.is_integer(kind) and not float(fill[name]).is_integer():

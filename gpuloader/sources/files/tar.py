@@ -7,10 +7,9 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO, ClassVar, Self
 
 from gpuloader.errors import DataFileError, damaged
 from gpuloader.sources.files.remote_files import open_source
@@ -76,7 +75,8 @@ class TarDataset(ShardDataset[Any]):
         Options for fsspec along with URLs, such as credentials. Workers receive them; nothing prints them.
     cache_dir : path or None
         A local folder for remote files. The first process of the machine that needs a file fetches it whole,
-        and all read it there from then on. The contents of a URL must not change. None keeps no files.
+        and all read it there from then on. The contents of a URL must not change. Other files in the folder
+        stay. None keeps no files.
     cache_size : int or None
         The most bytes of files to keep; the least recently used files are removed. None sets no limit.
 
@@ -89,7 +89,7 @@ class TarDataset(ShardDataset[Any]):
     SourceError
         No file matches a pattern; or, raised while reading, a file cannot be read.
     DataFileError
-        Raised while reading: a file is truncated or is not a tar file.
+        Raised while reading: a file is truncated, damaged or not a tar file.
 
     Examples
     --------
@@ -164,14 +164,30 @@ class TarDataset(ShardDataset[Any]):
         return list(itertools.chain.from_iterable(pieces))
 
 
+class _Header(tarfile.TarInfo):
+    """A member's header; tarfile takes any block that is not one for the end of the file, or skips it."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if any(buf):  # neither zeros nor the end
+                raise tarfile.ReadError(str(error)) from error
+            raise
+
+
 def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
     """Yield the samples of a tar file as dicts of their members' bytes, by extension."""
     sample: dict[str, Any] = {}
     nameless = ""  # a member that belongs to no sample
-    with tarfile.open(fileobj=stream, mode="r|*") as opened:
+    # Beyond zeros, which end an archive, another may follow: archives are appended as plain files, too.
+    with tarfile.open(fileobj=stream, mode="r|*", tarinfo=_Header, ignore_zeros=True) as opened:
         members: Any = opened
+        end = 0
         for member in members:
             members.members = []  # otherwise tarfile would keep all of them
+            end = members.offset
             found = _NAME.match(member.name)
             if not member.isreg() or _SKIPPED.match(member.name):
                 continue
@@ -194,6 +210,8 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
             sample[ending] = reader.read(member.size)
             if len(sample[ending]) < member.size:
                 raise tarfile.ReadError("unexpected end of data")
+        if members.offset == end:  # which tarfile would accept
+            raise tarfile.ReadError("the block of zeros at its end is missing")
     if sample:
         yield sample
     elif nameless:
@@ -260,25 +278,11 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
-@contextmanager
-def _unpacked(file: BinaryIO) -> Iterator[Any]:
-    """Yield a tar file's decompressed contents, and raise `DataFileError` if it is truncated.
-
-    tarfile itself accepts a truncated file if it is cut between members or compressed.
-    """
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(size - tarfile.BLOCKSIZE, 0))
-    whole = file.read(tarfile.BLOCKSIZE) == bytes(tarfile.BLOCKSIZE)
-    file.seek(0)
+def _unpacked(file: BinaryIO) -> Any:
+    """Return a file with the decompressed contents of a tar file."""
     head = file.read(max(map(len, _PACKED)))
     file.seek(0)  # needs no request: these bytes are still in the buffer
     for magic, module in _PACKED.items():
         if head.startswith(magic):
-            with import_module(module).open(file) as stream:
-                yield stream
-            return
-    if not whole:
-        raise DataFileError(
-            "the file is truncated or not a tar file: the block of zeros at its end is missing"
-        )
-    yield file
+            return import_module(module).open(file)
+    return file

@@ -86,6 +86,8 @@ class TextDataset(TableShards):
             size = source.seek(0, os.SEEK_END)
             source.seek(0)
             head = source.read(4)
+        if head.startswith((b"\xff\xfe", b"\xfe\xff", b"\xfd7zX")):  # UTF-16, or a file of xz
+            raise DataFileError("text must be UTF-8, plain or packed by gzip, bzip2 or Zstandard", file=url)
         return TextFile(size, next((name for magic, name in _PACKED.items() if head.startswith(magic)), None))
 
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
@@ -124,7 +126,7 @@ class TextDataset(TableShards):
         advice = (
             "; if values do not have the type of those in the first lines, pass schema with the right type"
         )
-        reading = self._reading(url, problem, pa.ArrowException, OSError, advice=advice)
+        reading = self._reading(url, problem, pa.ArrowException, OSError, UnicodeDecodeError, advice=advice)
         with reading, open_source(url, self._tries, buffered=known is None, known=known) as source:
             if file.packed:
                 with pa.CompressedInputStream(source, file.packed) as stream:
@@ -275,8 +277,12 @@ class CSVDataset(TextDataset):
         if self._header is not None:
             return file._replace(names=tuple(self._header))
         with self._opened(file, url, 0, 1) as pieces:
-            header = next(pieces, b"")
-            names = self._parse(header, file, None).column_names if header else []
+            header, names = next(pieces, b""), []
+            if header:
+                table = self._parse(header, file, None)
+                names = table.column_names
+                if len(table):  # lines end in carriage returns alone
+                    header = header[: header.index(b"\r") + 1]
         return file._replace(first=len(header), names=tuple(names))
 
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:

@@ -127,6 +127,22 @@ def _name_family(kind: pa.DataType) -> str:
     return str(kind).removeprefix("large_").removesuffix("_view")
 
 
+def is_rounded(stored: pa.ChunkedArray, cast: pa.ChunkedArray) -> bool:
+    """Return whether a cast has rounded floats, also in lists; other casts of like types raise errors.
+
+    >>> import pytest
+    >>> pa = pytest.importorskip("pyarrow")
+    >>> [is_rounded(column, column.cast("float32")) for column in pa.table({"a": [0.1], "b": [0.5]}).columns]
+    [True, False]
+    """
+    from pyarrow import compute, types
+
+    while _is_list(stored.type):
+        stored, cast = compute.list_flatten(stored), compute.list_flatten(cast)
+    is_float = types.is_floating(stored.type)
+    return is_float and not np.array_equal(stored.to_numpy(), cast.to_numpy(), equal_nan=True)
+
+
 def is_nested(kind: pa.DataType) -> bool:
     """Return whether values of a type become dicts, or lists that are not rows of numbers.
 

@@ -74,6 +74,32 @@ def test_files_used_longest_ago_make_room(tmp_path, three):
     assert [fetch(name) for name in "abacab"] == [1, 1, 0, 1, 0, 1]
 
 
+def test_files_and_folders_of_others_are_neither_removed_nor_counted(tmp_path, three):
+    cache = tmp_path / "cache"
+    (cache / "folder").mkdir(parents=True)
+    for own in (cache / "thesis.docx", cache / ("0" * 64), cache / "folder" / "a"):
+        own.write_bytes(b"x" * 200_000)
+        os.utime(own, (1, 1))
+    os.utime(cache / "folder", (1, 1))
+    for name in "abc":
+        assert read(f"{three.url}/{name}", cache, 200_000) == name.encode() * 100_000
+    kept = {path.name for path in cached(cache)} - {path.name for path in cache.glob("*.gpuloader")}
+    assert kept == {"thesis.docx", "0" * 64, "folder"}
+    assert len(list(cache.glob("*.gpuloader"))) == 2
+    assert (cache / "folder" / "a").exists()
+
+
+def test_one_url_with_other_options_is_another_file(tmp_path):
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    for name in "abab":
+        options = {"target_protocol": "file", "path": str(tmp_path / name)}
+        with open_source("dir://file", Tries.of(1, 10, options, tmp_path / "cache")) as file:
+            assert file.read() == name.encode()
+    assert len(cached(tmp_path / "cache")) == 2
+
+
 def test_a_file_that_is_removed_while_it_is_read_is_read_to_its_end(tmp_path, three):
     cache = tmp_path / "cache"
     with open_source(f"{three.url}/a", Tries.of(1, 10, None, cache, 100_000)) as file:

@@ -183,6 +183,23 @@ def test_files_may_differ_in_width_and_encoding(tmp_path, kind, write):
     assert batch["when"].tolist() == [0, 1000]  # as each file counts
 
 
+@pytest.mark.parametrize("listed", [False, True], ids=["numbers", "lists"])
+def test_floats_that_would_be_rounded_are_an_error(tmp_path, listed):
+    narrow, wide = pa.float32(), pa.float64()
+    if listed:
+        narrow, wide = pa.list_(narrow), pa.list_(wide)
+    files = [tmp_path / name for name in "abc"]
+    contents = [(narrow, [0.1]), (wide, [0.5, np.nan, np.inf]), (wide, [0.1])]
+    for path, (kind, values) in zip(files, contents, strict=True):
+        rows = [[value] for value in values] if listed else values
+        pq.write_table(pa.table({"x": pa.array(rows, kind)}), path)
+    assert len(list(ParquetDataset(files[:2]))) == 4
+    with pytest.raises(DataFileError, match=r"c, row group 0, column 'x': .* would round .*; give schema"):
+        list(ParquetDataset(files))
+    rows = list(ParquetDataset(files, schema={"x": narrow}))  # as asked for
+    assert rows[0]["x"] == rows[-1]["x"] == np.float32(0.1)
+
+
 @pytest.mark.parametrize(("kind", "write"), [(ParquetDataset, write_parquet), (ArrowDataset, write_arrow)])
 def test_a_file_that_tells_no_type_takes_that_of_the_others(tmp_path, kind, write):
     for name, rows in (("a", []), ("b", [None, None]), ("c", [1, None, 3]), ("d", [])):

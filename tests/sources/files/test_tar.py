@@ -52,6 +52,13 @@ def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
     assert len(found) == SAMPLES
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_archives_one_after_another_are_one_shard(folder, pack):
+    path = folder / "all.tar"
+    path.write_bytes(b"".join(pack((folder / f"00{number}.tar").read_bytes()) for number in range(3)))
+    assert [sample["cls"] for sample in TarDataset(path)] == [b"%d" % number for number in range(3 * SAMPLES)]
+
+
 @pytest.mark.parametrize(
     ("name", "body"),
     [
@@ -65,6 +72,9 @@ def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
         ("003.tar.gz", lambda body: lzma.compress(body)[:-200]),
         ("003.tar.gz", lambda body: gzip.compress(body)[:40] + b"junk" + gzip.compress(body)[44:]),
         ("003.tar.gz", lambda body: body[:8192]),
+        ("003.tar.gz", lambda body: gzip.compress(body[:8192])),
+        ("003.tar", lambda body: body[:8192] + b"junk" + body[8196:]),  # in a header
+        ("003.tar", lambda body: body + b"junk"),
         ("003.tar", lambda body: claim(10**14, body)),
     ],
 )

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import lzma
 import os
 
 import numpy as np
@@ -153,6 +154,13 @@ def test_quoted_values_may_hold_line_breaks(tmp_path):
         list(CSVDataset(path, column_names=["label", "text"]))
 
 
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_lines_may_end_in_carriage_returns_alone(tmp_path, pack):
+    path = tmp_path / "a.csv"
+    path.write_bytes(pack(b"number,text\r" + b"".join(b"%d,text\r" % row for row in range(20_000))))
+    assert [row["number"] for row in CSVDataset(path)] == list(range(20_000))
+
+
 def test_columns_types_delimiters_and_headers(tmp_path):
     first, second, bare = (tmp_path / f"{name}.csv" for name in ("first", "second", "bare"))
     first.write_text("a\tb\tc\n1\t2\tx\n", encoding="utf-8-sig")
@@ -189,11 +197,15 @@ def test_json_lists_and_missing_fields(tmp_path):
         (JSONLDataset, f'{{"a": 1{" " * 999}}}\n' * 2_000 + '{"b": 2}\n', {}, "unexpected field"),
         (JSONLDataset, '{"a": 1}\n{"a": null}\n', {}, "column 'a': 1 of 2 values is null"),
         (JSONLDataset, "\n", {}, "no rows that tell"),
+        (CSVDataset, "a,b\n1,2\n".encode("utf-16"), {"column_names": ["a", "b"]}, "text must be UTF-8"),
+        (CSVDataset, lzma.compress(b"a,b\n1,2\n"), {}, "text must be UTF-8"),
+        (JSONLDataset, lzma.compress(b'{"a": 1}\n'), {}, "text must be UTF-8"),
+        (CSVDataset, "ä,b\n1,2\n".encode("latin-1"), {}, "can't decode byte 0xe4"),
     ],
 )
 def test_errors_name_the_file(tmp_path, kind, content, options, problem):
     path = tmp_path / "bad.txt"
-    path.write_text(content)
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(DataFileError, match=rf"(?s)bad\.txt.*{problem}"):
         list(kind(path, **options))
 
