@@ -8,8 +8,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -40,6 +40,8 @@ except ImportError:
     TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
     _DatasetKind = _InfiniteConstantSampler = default_collate = default_convert = object
     _profiler_enabled = record_function = object
+
+P = ParamSpec("P")
 
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
@@ -142,6 +144,21 @@ _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_wo
 _FIXED = dataset_loader.FIXED - _OPTIONS
 
 
+def _prefers_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Let arguments by name replace those by position if a batch sampler is named."""
+    # Lightning makes a loader of a hook again from the arguments there and a batch sampler of our own class,
+    # which leaves batch_size=1, also by name.
+
+    @wraps(init)
+    def accept(*args: P.args, **named: P.kwargs) -> None:
+        if "batch_sampler" in named:
+            given = inspect.signature(init).bind_partial(*args).arguments
+            return init(**(given | named))  # type: ignore[call-arg]  # all of them by name
+        return init(*args, **named)
+
+    return accept
+
+
 class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
     """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
 
@@ -223,6 +240,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         iteration=_Profiled,
     )
 
+    @_prefers_names
     def __init__(
         self,
         dataset: Readable[S] | Iterable[S],
