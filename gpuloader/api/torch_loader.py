@@ -24,7 +24,7 @@ from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.order.worker_info import find_torch_rank
+from gpuloader.order.worker_info import find_torch_rank, get_worker_info
 from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
@@ -76,15 +76,27 @@ def _is_plain(sample: Any) -> bool:
     if type(sample) is int:
         return -(2**63) <= sample < 2**63  # PyTorch's function refuses others
     if type(sample) in _PLAIN:
-        return not isinstance(sample, np.ndarray) or sample.dtype.names is None
+        if not isinstance(sample, np.ndarray):
+            return True
+        return sample.dtype.names is None and (sample.ndim < 4 or _makes_rows(sample.strides))
     if is_tensor(sample):
         # Rows take the values of a Parameter, with the warning for any tensor that requires a gradient.
-        return not has_own_class(sample) and not sample.is_meta
+        is_other = has_own_class(sample) or sample.is_meta
+        return not is_other and (sample.ndim < 4 or _makes_rows(sample.stride()))
     if isinstance(sample, Mapping):
         return all(map(_is_plain, sample.values()))
     if isinstance(sample, list | tuple):
         return all(map(_is_plain, sample))
     return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | Sequence)
+
+
+def _makes_rows(strides: Sequence[int]) -> bool:
+    """Return whether PyTorch's function makes a batch in C order of samples of four or more dimensions."""
+    # It joins them by their first dimension, and so takes four and five dimensions for images in the format
+    # channels_last, if the second one has the smallest stride. In a worker it does not ask, because the
+    # batch's memory is laid out before.
+    is_last = len(strides) < 6 and 0 < strides[1] == min(strides)
+    return not is_last or get_worker_info() is not None
 
 
 def _pin(batch: Any) -> Any:
