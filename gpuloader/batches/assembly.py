@@ -165,10 +165,13 @@ class Assembler:
         staged, self._signature = self._stage_whole(batch, collation, number, reserve, self._signature)
         return staged
 
-    def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
+    def fetch(
+        self, samples: list[Any], indices: Sequence[Any], number: int, start: int, *, fewer: bool = False
+    ) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.
 
-        Only here is the user's dataset called, with none of our code between it and the loop.
+        A dataset that reads several samples together may return `fewer`, but one at least. Only here is the
+        user's dataset called, with none of our code between it and the loop.
 
         Raises
         ------
@@ -185,7 +188,7 @@ class Assembler:
             if many is not None:
                 try:
                     found: list[Any] = self.read_together(lambda asked: [*many(asked)], [*indices], start)
-                    if len(found) != len(indices):
+                    if len(found) != len(indices) and not (fewer and 0 < len(found) < len(indices)):
                         problem = f"__getitems__ returned {len(found)} samples for {len(indices)} indices"
                         raise SampleError(problem)
                     samples += found
@@ -341,15 +344,19 @@ class RowBatch(SampleBatch):
         assembler, indices, number = self._assembler, self._indices, self.number
         # `__getitems__` is called once per part, because its purpose is to read samples together.
         at_once = assembler.fetch_many is not None
+        # PyTorch makes a batch of what there is.
+        fewer = at_once and assembler.collation.fallback is not None and stop - start == len(indices)
         samples: list[Any] = []  # those that were fetched, but not written yet
         row = position = start  # of the next sample to write, and of the next one to fetch
         while position < stop:
             end = stop if at_once else min(position + self._chunk, stop)
             try:
-                assembler.fetch(samples, indices[position:end], number, position)
+                assembler.fetch(samples, indices[position:end], number, position, fewer=fewer)
             except SampleError:
                 self._write(samples, row)  # of several errors, the one of the earliest sample is raised
                 raise
+            if fewer:
+                self._indices = indices[: len(samples)]
             position = end
             if self._write(samples, row):
                 row, samples = end, []

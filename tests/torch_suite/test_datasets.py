@@ -47,6 +47,23 @@ def test_what_reads_several_may_return_a_whole_batch_for_collate_fn(lib, workers
         assert [batch.tolist() for batch in batches] == expected
 
 
+class Odd(Rows):
+    """A dataset that leaves out the samples at even indices."""
+
+    def __getitems__(self, indices):
+        return [(float(index), str(index)) for index in indices if index % 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_reads_several_may_leave_some_out(lib, workers):
+    batches = list(lib.DataLoader(Odd(), batch_sampler=[[0, 1, 2], [3, 1], [2, 3]], num_workers=workers))
+    assert [(numbers.tolist(), texts) for numbers, texts in batches] == [
+        ([1], ("1",)),
+        ([3, 1], ("3", "1")),
+        ([3], ("3",)),
+    ]
+
+
 class Endless:
     """A dataset without a length."""
 
