@@ -397,7 +397,8 @@ class RowBatch(SampleBatch):
             self._write(samples, row)
         if self._refused is not None:
             return self._fall_back(self._refused)
-        assert self._placed is not None
+        if self._placed is None:
+            raise caused_by(IndexError("no samples"), SampleError("the batch has no samples"))
         return complete(self._assembler.collation, self._placed.staged, self._indices)
 
     def _fall_back(self, refused: SampleError) -> StagedBatch:
