@@ -78,7 +78,9 @@ def _is_plain(sample: Any) -> bool:
     if type(sample) in _PLAIN:
         if not isinstance(sample, np.ndarray):
             return True
-        return sample.dtype.names is None and (sample.ndim < 4 or _makes_rows(sample.strides))
+        if sample.dtype.names is not None or sample.dtype.char in "gG":  # PyTorch has no long doubles
+            return False
+        return sample.ndim < 4 or _makes_rows(sample.strides)
     if is_tensor(sample):
         # Rows take the values of a Parameter, with the warning for any tensor that requires a gradient.
         is_other = has_own_class(sample) or sample.is_meta
@@ -87,7 +89,7 @@ def _is_plain(sample: Any) -> bool:
         return all(map(_is_plain, sample.values()))
     if isinstance(sample, list | tuple):
         return all(map(_is_plain, sample))
-    return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | Sequence)
+    return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | np.longdouble | Sequence)
 
 
 def _makes_rows(strides: Sequence[int]) -> bool:

@@ -165,9 +165,7 @@ class Assembler:
         staged, self._signature = self._stage_whole(batch, collation, number, reserve, self._signature)
         return staged
 
-    def fetch(
-        self, samples: list[Any], indices: Sequence[Any], number: int, start: int, *, fewer: bool = False
-    ) -> None:
+    def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int, fewer: bool) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.
 
         A dataset that reads several samples together may return `fewer`, but one at least. Only here is the
@@ -376,6 +374,11 @@ class RowBatch(SampleBatch):
                     return False
                 self._first = samples[0]
                 self._schema = self._assembler.find_schema(samples)
+                assumed, self._chunk = self._chunk, self._schema.chunk
+                # PyTorch reads a batch before it copies any sample, so a buffer that a dataset returns for
+                # each of them has the last one's values in every row.
+                if collation.fallback is not None and assumed < len(self._indices) <= self._chunk:
+                    return False
             with self._placing:  # the part that arrives first reserves the slot
                 placed = self._placed
                 if placed is None:
@@ -493,7 +496,7 @@ class KeptBatch(SampleBatch):
             self.samples = self._assembler.read_together(many, [*self._indices])
             return
         samples: list[Any] = []
-        self._assembler.fetch(samples, self._indices[start:stop], self.number, start)
+        self._assembler.fetch(samples, self._indices[start:stop], self.number, start, fewer=False)
         # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.
         self.samples[start:stop] = samples
 
