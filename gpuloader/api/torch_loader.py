@@ -97,8 +97,7 @@ def _makes_rows(strides: Sequence[int]) -> bool:
     # It joins them by their first dimension, and so takes four and five dimensions for images in the format
     # channels_last, if the second one has the smallest stride. In a worker it does not ask, because the
     # batch's memory is laid out before.
-    is_last = len(strides) < 6 and 0 < strides[1] == min(strides)
-    return not is_last or get_worker_info() is not None
+    return len(strides) > 5 or not 0 < strides[1] == min(strides) or get_worker_info() is not None
 
 
 def _pin(batch: Any) -> Any:

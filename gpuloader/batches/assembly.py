@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -185,7 +185,7 @@ class Assembler:
         try:
             if many is not None:
                 try:
-                    found: list[Any] = self.read_together(lambda asked: [*many(asked)], [*indices], start)
+                    found = self.read_together(lambda asked: _listed(many(asked)), [*indices], start)
                     if len(found) != len(indices) and not (fewer and 0 < len(found) < len(indices)):
                         problem = f"__getitems__ returned {len(found)} samples for {len(indices)} indices"
                         raise SampleError(problem)
@@ -284,6 +284,13 @@ class Assembler:
         if part:
             error.problem += f"; the sample is from {part}"
             error.problem += f", the batch's first from {first}" if first != part else ""
+
+
+def _listed(samples: Any) -> list[Any]:
+    """Return what `__getitems__` has returned as a list; a dict would be one of its keys."""
+    if isinstance(samples, Mapping):
+        raise TypeError("it returned a dict, and not a list of samples")
+    return [*samples]
 
 
 class SampleBatch(BatchBuilder):

@@ -154,8 +154,7 @@ class GroupedPlan(NamedTuple):
         what = "the batch sampler" if self.batch_size is None else "the sampler"
         skip(listed, self.base + start * size, size, what)
         if self.batch_size is None:
-            for indices in listed:
-                yield _as_sequence(indices, self.follows_torch)
+            yield from (_as_sequence(indices, self.follows_torch) for indices in listed)
         else:
             yield from group(listed, size, self.drop_last)
 

@@ -64,6 +64,19 @@ def test_what_reads_several_may_leave_some_out(lib, workers):
     ]
 
 
+class Columns(Rows):
+    """A dataset that returns its columns for several indices, which only a collate_fn can take."""
+
+    def __getitems__(self, indices):
+        return {"a": self.values[indices], "b": self.values[indices]}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_columns_are_no_samples(lib, size):
+    with lib.raises((KeyError, TypeError)):
+        list(lib.DataLoader(Columns(), size))
+
+
 class Endless:
     """A dataset without a length."""
 
