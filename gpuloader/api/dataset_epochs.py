@@ -31,7 +31,7 @@ from gpuloader.foreign import is_instance
 from gpuloader.order.batching import Batching, EpochSetter
 from gpuloader.order.dividing import ALONE
 from gpuloader.order.order import InOrder, Shuffled, Stretch
-from gpuloader.order.plan import DealtPlan, OrderedPlan, Plan, ShardedPlan
+from gpuloader.order.plan import DealtPlan, GroupedPlan, OrderedPlan, Plan, ShardedPlan
 from gpuloader.order.torch_order import TorchOrder
 from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.dataset import count_items
@@ -206,6 +206,8 @@ class DatasetEpochs(Epochs):
             live = not is_ahead and len(self.delivery.devices) == 1
             drawn = position.torch_order.read(batching.torch_sampler, live=live)
         plan: Plan = batching.plan(position.seed, position.epoch, position.base, drawn)
+        if isinstance(plan, GroupedPlan):
+            plan = plan._replace(follows_torch=self._follows_torch)
         order = None if self._resident is None else self._resident.find_order(plan)
         if order is not None and isinstance(plan, OrderedPlan):
             plan = plan._replace(order=InOrder(len(order)))  # positions in the order, which the devices hold

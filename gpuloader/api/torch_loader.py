@@ -8,8 +8,8 @@ import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,7 +24,7 @@ from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.order.worker_info import find_torch_rank
+from gpuloader.order.worker_info import find_torch_rank, get_worker_info
 from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
@@ -40,6 +40,8 @@ except ImportError:
     TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
     _DatasetKind = _InfiniteConstantSampler = default_collate = default_convert = object
     _profiler_enabled = record_function = object
+
+P = ParamSpec("P")
 
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
@@ -74,15 +76,28 @@ def _is_plain(sample: Any) -> bool:
     if type(sample) is int:
         return -(2**63) <= sample < 2**63  # PyTorch's function refuses others
     if type(sample) in _PLAIN:
-        return not isinstance(sample, np.ndarray) or sample.dtype.names is None
+        if not isinstance(sample, np.ndarray):
+            return True
+        if sample.dtype.names is not None or sample.dtype.char in "gG":  # PyTorch has no long doubles
+            return False
+        return sample.ndim < 4 or _makes_rows(sample.strides)
     if is_tensor(sample):
         # Rows take the values of a Parameter, with the warning for any tensor that requires a gradient.
-        return not has_own_class(sample) and not sample.is_meta
+        is_other = has_own_class(sample) or sample.is_meta
+        return not is_other and (sample.ndim < 4 or _makes_rows(sample.stride()))
     if isinstance(sample, Mapping):
         return all(map(_is_plain, sample.values()))
     if isinstance(sample, list | tuple):
         return all(map(_is_plain, sample))
-    return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | Sequence)
+    return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | np.longdouble | Sequence)
+
+
+def _makes_rows(strides: Sequence[int]) -> bool:
+    """Return whether PyTorch's function makes a batch in C order of samples of four or more dimensions."""
+    # It joins them by their first dimension, and so takes four and five dimensions for images in the format
+    # channels_last, if the second one has the smallest stride. In a worker it does not ask, because the
+    # batch's memory is laid out before.
+    return len(strides) > 5 or not 0 < strides[1] == min(strides) or get_worker_info() is not None
 
 
 def _pin(batch: Any) -> Any:
@@ -140,6 +155,21 @@ _OPTIONS = {*_COMPUTED[:4], "collate_fn", "generator", "in_order", "timeout"}
 _OPTIONS |= {"pin_memory", "pin_memory_device"}
 _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
 _FIXED = dataset_loader.FIXED - _OPTIONS
+
+
+def _prefers_names(init: Callable[P, None]) -> Callable[P, None]:
+    """Let arguments by name replace those by position if a batch sampler is named."""
+    # Lightning makes a loader of a hook again from the arguments there and a batch sampler of our own class,
+    # which leaves batch_size=1, also by name.
+
+    @wraps(init)
+    def accept(*args: P.args, **named: P.kwargs) -> None:
+        if "batch_sampler" in named:
+            given = inspect.signature(init).bind_partial(*args).arguments
+            return init(**(given | named))  # type: ignore[call-arg]  # all of them by name
+        return init(*args, **named)
+
+    return accept
 
 
 class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
@@ -223,6 +253,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         iteration=_Profiled,
     )
 
+    @_prefers_names
     def __init__(
         self,
         dataset: Readable[S] | Iterable[S],

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
@@ -165,10 +165,11 @@ class Assembler:
         staged, self._signature = self._stage_whole(batch, collation, number, reserve, self._signature)
         return staged
 
-    def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int) -> None:
+    def fetch(self, samples: list[Any], indices: Sequence[Any], number: int, start: int, fewer: bool) -> None:
         """Append the samples at `indices` to a list; in batch `number`, they start at position `start`.
 
-        Only here is the user's dataset called, with none of our code between it and the loop.
+        A dataset that reads several samples together may return `fewer`, but one at least. Only here is the
+        user's dataset called, with none of our code between it and the loop.
 
         Raises
         ------
@@ -184,8 +185,8 @@ class Assembler:
         try:
             if many is not None:
                 try:
-                    found: list[Any] = self.read_together(lambda asked: [*many(asked)], [*indices], start)
-                    if len(found) != len(indices):
+                    found = self.read_together(lambda asked: _listed(many(asked)), [*indices], start)
+                    if len(found) != len(indices) and not (fewer and 0 < len(found) < len(indices)):
                         problem = f"__getitems__ returned {len(found)} samples for {len(indices)} indices"
                         raise SampleError(problem)
                     samples += found
@@ -285,6 +286,13 @@ class Assembler:
             error.problem += f", the batch's first from {first}" if first != part else ""
 
 
+def _listed(samples: Any) -> list[Any]:
+    """Return what `__getitems__` has returned as a list; a dict would be one of its keys."""
+    if isinstance(samples, Mapping):
+        raise TypeError("it returned a dict, and not a list of samples")
+    return [*samples]
+
+
 class SampleBatch(BatchBuilder):
     """A batch of a dataset's samples; the classes below define how they get into its slot."""
 
@@ -341,15 +349,19 @@ class RowBatch(SampleBatch):
         assembler, indices, number = self._assembler, self._indices, self.number
         # `__getitems__` is called once per part, because its purpose is to read samples together.
         at_once = assembler.fetch_many is not None
+        # PyTorch makes a batch of what there is.
+        fewer = at_once and assembler.collation.fallback is not None and stop - start == len(indices)
         samples: list[Any] = []  # those that were fetched, but not written yet
         row = position = start  # of the next sample to write, and of the next one to fetch
         while position < stop:
             end = stop if at_once else min(position + self._chunk, stop)
             try:
-                assembler.fetch(samples, indices[position:end], number, position)
+                assembler.fetch(samples, indices[position:end], number, position, fewer=fewer)
             except SampleError:
                 self._write(samples, row)  # of several errors, the one of the earliest sample is raised
                 raise
+            if fewer:
+                self._indices = indices[: len(samples)]
             position = end
             if self._write(samples, row):
                 row, samples = end, []
@@ -369,6 +381,11 @@ class RowBatch(SampleBatch):
                     return False
                 self._first = samples[0]
                 self._schema = self._assembler.find_schema(samples)
+                assumed, self._chunk = self._chunk, self._schema.chunk
+                # PyTorch reads a batch before it copies any sample, so a buffer that a dataset returns for
+                # each of them has the last one's values in every row.
+                if collation.fallback is not None and assumed < len(self._indices) <= self._chunk:
+                    return False
             with self._placing:  # the part that arrives first reserves the slot
                 placed = self._placed
                 if placed is None:
@@ -390,7 +407,8 @@ class RowBatch(SampleBatch):
             self._write(samples, row)
         if self._refused is not None:
             return self._fall_back(self._refused)
-        assert self._placed is not None
+        if self._placed is None:
+            raise caused_by(IndexError("no samples"), SampleError("the batch has no samples"))
         return complete(self._assembler.collation, self._placed.staged, self._indices)
 
     def _fall_back(self, refused: SampleError) -> StagedBatch:
@@ -485,7 +503,7 @@ class KeptBatch(SampleBatch):
             self.samples = self._assembler.read_together(many, [*self._indices])
             return
         samples: list[Any] = []
-        self._assembler.fetch(samples, self._indices[start:stop], self.number, start)
+        self._assembler.fetch(samples, self._indices[start:stop], self.number, start, fewer=False)
         # Each part has its own rows, and assigning a list to a slice is one step for Python's threads.
         self.samples[start:stop] = samples
 

@@ -104,7 +104,11 @@ class Fetching:
         collation = self._spec.collation
         plain = collation.fixed and collation.images is None and collation.feeds is None
         source = self._spec.source.arrays if plain else None
-        return None if source is None else Gatherer(source.arrays, source.rows, collation, tree_of(source))
+        # Where PyTorch has workers, they make batches in C order, as gathering does.
+        fallback = None if self._workers.count else collation.fallback
+        if source is None or (fallback and any(fallback.is_for(one[0]) for one in source.arrays if len(one))):
+            return None
+        return Gatherer(source.arrays, source.rows, collation, tree_of(source))
 
     def set_worker_init(self, function: Callable[[int], object] | None) -> None:
         """Make workers that start from now on call this function first."""

@@ -139,13 +139,14 @@ class GroupedPlan(NamedTuple):
     """What a sampler yields from `base` on: indices of any type, grouped; or batches, without a `batch_size`.
 
     Everything before the start is drawn and dropped: a sampler that can only be iterated has no way to start
-    in its middle.
+    in its middle. With `follows_torch`, a batch may be text, whose characters are keys, or empty.
     """
 
     sampler: Iterable[Any]
     batch_size: int | None = None
     drop_last: bool = False
     base: int = 0
+    follows_torch: bool = False
 
     def batches(self, start: int) -> Iterator[Indices]:
         """Yield the indices of batch `start` and of every later one."""
@@ -153,7 +154,7 @@ class GroupedPlan(NamedTuple):
         what = "the batch sampler" if self.batch_size is None else "the sampler"
         skip(listed, self.base + start * size, size, what)
         if self.batch_size is None:
-            yield from map(_as_sequence, listed)
+            yield from (_as_sequence(indices, self.follows_torch) for indices in listed)
         else:
             yield from group(listed, size, self.drop_last)
 
@@ -219,14 +220,14 @@ class ShardedPlan:
         return self.own.pop(number)
 
 
-def _as_sequence(indices: Any) -> Sequence[Any]:
-    if not isinstance(indices, Iterable) or isinstance(indices, str | bytes):
+def _as_sequence(indices: Any, follows_torch: bool = False) -> Sequence[Any]:
+    if not isinstance(indices, Iterable) or (isinstance(indices, str | bytes) and not follows_torch):
         raise LoaderError(
             f"a batch sampler must yield sequences of indices, got {indices!r}; if it yields single indices, "
             "pass it as sampler, with a batch_size"
         )
     # A copy, because the sampler may reuse the object before this batch is fetched.
     listed = indices if isinstance(indices, range | tuple) else plain_indices(indices)
-    if not listed:
+    if not listed and not follows_torch:
         raise LoaderError("a batch sampler must yield at least one index per batch, got none")
     return listed

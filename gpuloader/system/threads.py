@@ -18,9 +18,12 @@ from gpuloader.errors import LoaderError
 
 def take_signals() -> None:
     """Ignore SIGINT and reset SIGTERM; worker and reader processes call this first."""
-    # A terminal also sends SIGINT to the loader, which then ends its workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if hasattr(signal, "pthread_sigmask"):  # `blocked_interrupts` has blocked it
+    # A terminal also sends SIGINT to the loader, which then ends its workers. Not SIG_IGN, because programs
+    # that a dataset starts, such as ffmpeg, would inherit it.
+    signal.signal(signal.SIGINT, lambda *_: None)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.siginterrupt(signal.SIGINT, False)  # as with SIG_IGN, no call of a library fails
+        # `blocked_interrupts` has blocked it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # A forked worker inherits the user's handler, which might not end the worker.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -12,6 +12,7 @@ from pathlib import Path
 import lightning
 import numpy as np
 import torch
+from lightning.fabric.utilities.data import _replace_dunder_methods
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.data import _update_dataloader
 from torch.utils.data import DistributedSampler
@@ -93,6 +94,24 @@ def find_workers_again():
     return again._epochs.workers == loader._epochs.workers
 
 
+def make_again_as_in_a_hook(base):
+    """Return the batches of loaders that a hook made in several ways, and Lightning made again."""
+
+    class Own(base):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+
+    found = []
+    ways = ((4,), {"shuffle": True}), ((4,), {"drop_last": True}), ((), {"batch_size": 4})
+    for kind in (base, Own):
+        for args, options in ways:
+            with _replace_dunder_methods(torch.utils.data.DataLoader, "dataset"):
+                loader = kind(range(10), *args, **options)
+            again = _update_dataloader(loader, DistributedSampler(range(10), 2, 1, shuffle=False))
+            found.append([batch.tolist() for batch in again])
+    return found
+
+
 def fit(folder, name, run, train, validate):
     every = {"every_n_train_steps": 1, "save_top_k": -1, "filename": "{step}"}
     model = Model()
@@ -114,6 +133,8 @@ def fit(folder, name, run, train, validate):
     told = [str(one.message) for one in caught if "shard=" in str(one.message)]
     found = {**model.seen, "length": run.get("dataset") == "items" or len(train), "warnings": told}
     found["workers are found again"] = find_workers_again()
+    ours, theirs = map(make_again_as_in_a_hook, (gpuloader.torch.DataLoader, torch.utils.data.DataLoader))
+    found["loaders of hooks are made again"] = ours == theirs
     (folder / f"{name}.{trainer.global_rank}").write_text(json.dumps(found))
 
 

@@ -72,6 +72,10 @@ def test_a_loader_that_lightning_makes_again_finds_its_number_of_workers_too(fou
     assert all(seen["workers are found again"] for seen in found["whole"])
 
 
+def test_a_loader_made_in_a_hook_with_arguments_by_position_is_made_again(found):
+    assert all(seen["loaders of hooks are made again"] for seen in found["whole"])
+
+
 @pytest.mark.parametrize(("use_distributed_sampler", "epoch_of"), [(True, epoch_of), (False, own_epoch_of)])
 def test_each_rank_trains_and_validates_on_its_part(found, use_distributed_sampler, epoch_of):
     for rank, seen in enumerate(found[f"sampler {use_distributed_sampler}"]):

@@ -64,4 +64,23 @@ DIFFERENCES = {
         "a RuntimeError of PyTorch's: storage that is not resizable; not for what a collate_fn returns",
         "batches lie in the loader's memory; copy a batch into a tensor of the larger size",
     ),
+    "large-samples-are-copied-early": (
+        "a dataset that returns one buffer, which it overwrites for each sample, fills a batch with the last "
+        "one",
+        "the same up to 1 MiB per batch; in larger batches, earlier samples may be there as they were",
+        "large samples are copied a few at a time, while the processor's cache has them",
+    ),
+    "growth-waits-for-an-epoch": (
+        "if a dataset grows during an epoch without workers, a RandomSampler draws a few more indices at its "
+        "end",
+        "the epoch has the indices that there were at its beginning",
+        "an epoch can be resumed only if its order is known",
+    ),
+    "more-is-delivered": (
+        "an error for arrays of the other byte order or with negative strides, np.uint64 and complex "
+        "numbers, numbers after a tensor, __getitems__ that returns one tensor, and numbers under "
+        "torch.device('meta')",
+        "they are delivered",
+        "their values fit into a batch",
+    ),
 }

@@ -64,3 +64,16 @@ def test_gradients(lib):
         [batch] = lib.DataLoader(samples, 2, collate_fn=function)
         assert batch.tolist() == [[3, 3], [3, 3]]
         assert batch.requires_grad is (function is torch.stack or not lib.differs("batches-have-no-gradient"))
+
+
+@WORKERS
+def test_a_batch_sampler_may_yield_text_and_nothing(lib, workers):
+    keyed = lib.DataLoader({"a": 1, "b": 2, "c": 3}, batch_sampler=["ab", "c"], num_workers=workers)
+    assert [batch.tolist() for batch in keyed] == [[1, 2], [3]]
+    options = {"batch_sampler": [[0], [], [1, 2]], "num_workers": workers}
+    assert list(lib.DataLoader([5, 6, 7], collate_fn=list, **options)) == [[5], [], [6, 7]]
+    epoch = iter(lib.DataLoader([5, 6, 7], **options))
+    assert next(epoch).tolist() == [5]
+    with lib.raises(IndexError):
+        next(epoch)
+    assert next(epoch).tolist() == [6, 7]

@@ -1,6 +1,7 @@
 """default_collate, default_convert, and what a loader makes of samples by itself."""
 
 import collections
+import sys
 
 import numpy as np
 import pytest
@@ -19,6 +20,16 @@ class Listed(list):
 
 class Keyed(dict):
     """A dict of the user's own class."""
+
+
+class OneTensor(torch.utils.data.Dataset):
+    """A dataset that returns one tensor for several indices."""
+
+    def __len__(self):
+        return 2
+
+    def __getitems__(self, indices):
+        return torch.arange(4).reshape(2, 2)[indices]
 
 
 COLLATED = {
@@ -119,6 +130,67 @@ def test_objects_that_are_no_numbers(lib, value):
     else:
         with pytest.raises(TypeError, match="default_collate"):
             list(loader)
+
+
+DELIVERED = {
+    "byte order": (lambda: [np.ones(2, ">f4" if sys.byteorder == "little" else "<f4")], [[1, 1]]),
+    "negative strides": (lambda: [np.arange(3)[::-1]], [[2, 1, 0]]),
+    "uint64": (lambda: [np.uint64(3)], [3]),
+    "complex": (lambda: [1j], [1j]),
+    "a number after a tensor": (lambda: [torch.tensor(1), 2], [1, 2]),
+    "one tensor": (OneTensor, [[0, 1], [2, 3]]),
+}
+
+
+@pytest.mark.parametrize("name", DELIVERED)
+def test_what_pytorch_refuses(lib, name):
+    make, expected = DELIVERED[name]
+    dataset = make()
+    loader = lib.DataLoader(dataset, len(dataset))
+    if lib.differs("more-is-delivered"):
+        [batch] = loader
+        assert batch.tolist() == expected
+    else:
+        with pytest.raises((TypeError, ValueError)):
+            list(loader)
+
+
+def test_numbers_under_another_device(lib):
+    with torch.device("meta"):
+        if lib.differs("more-is-delivered"):
+            assert [batch.tolist() for batch in lib.DataLoader([1, 2, 3], 2)] == [[1, 2], [3]]
+        else:
+            with pytest.raises(RuntimeError, match="meta"):
+                list(lib.DataLoader([1, 2, 3], 2))
+
+
+@WORKERS
+@pytest.mark.parametrize("sample", [np.ones(2, np.longdouble), np.longdouble(1)], ids=["array", "number"])
+def test_long_doubles_are_refused(lib, sample, workers):
+    with lib.raises(TypeError, match="longdouble"):
+        list(lib.DataLoader([sample] * 2, 2, num_workers=workers))
+
+
+class Overwritten:
+    """A dataset whose samples are one buffer."""
+
+    def __init__(self, size):
+        self.buffer = torch.zeros(size)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.buffer.fill_(index)
+
+
+@WORKERS
+def test_a_buffer_that_is_overwritten_for_each_sample(lib, workers):
+    small, large = (lib.DataLoader(Overwritten(size), 3, num_workers=workers) for size in (2, 1 << 18))
+    assert [batch[:, 0].tolist() for batch in small] == [[2, 2, 2], [5, 5, 5]]
+    differs = lib.differs("large-samples-are-copied-early")
+    expected = [[0, 1, 2], [3, 4, 5]] if differs else [[2, 2, 2], [5, 5, 5]]
+    assert [batch[:, 0].tolist() for batch in large] == expected
 
 
 @pytest.mark.parametrize(

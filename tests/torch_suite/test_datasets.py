@@ -47,6 +47,36 @@ def test_what_reads_several_may_return_a_whole_batch_for_collate_fn(lib, workers
         assert [batch.tolist() for batch in batches] == expected
 
 
+class Odd(Rows):
+    """A dataset that leaves out the samples at even indices."""
+
+    def __getitems__(self, indices):
+        return [(float(index), str(index)) for index in indices if index % 2]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_reads_several_may_leave_some_out(lib, workers):
+    batches = list(lib.DataLoader(Odd(), batch_sampler=[[0, 1, 2], [3, 1], [2, 3]], num_workers=workers))
+    assert [(numbers.tolist(), texts) for numbers, texts in batches] == [
+        ([1], ("1",)),
+        ([3, 1], ("3", "1")),
+        ([3], ("3",)),
+    ]
+
+
+class Columns(Rows):
+    """A dataset that returns its columns for several indices, which only a collate_fn can take."""
+
+    def __getitems__(self, indices):
+        return {"a": self.values[indices], "b": self.values[indices]}
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_columns_are_no_samples(lib, size):
+    with lib.raises((KeyError, TypeError)):
+        list(lib.DataLoader(Columns(), size))
+
+
 class Endless:
     """A dataset without a length."""
 

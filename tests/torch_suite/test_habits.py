@@ -3,6 +3,8 @@
 import copy
 import itertools
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -101,3 +103,15 @@ def test_tensors_and_arrays_are_datasets(lib):
     for dataset in (torch.arange(6.0).view(3, 2), np.arange(6.0).reshape(3, 2)):
         assert values(lib.DataLoader(dataset, 2)) == [[[0, 1], [2, 3]], [[4, 5]]]
     assert list(lib.DataLoader([], 2)) == []
+
+
+def asks_a_program(index):
+    """Return what Ctrl-C does in a program that the dataset starts, such as one that decodes videos."""
+    code = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
+    return subprocess.run([sys.executable, "-Sc", code], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.parametrize("start_method", ["fork", "spawn"])
+def test_programs_that_a_worker_starts_hear_ctrl_c(lib, start_method):
+    loader = lib.DataLoader(Made(asks_a_program, 1), num_workers=1, multiprocessing_context=start_method)
+    assert list(loader) == [["True\n"]]

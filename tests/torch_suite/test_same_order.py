@@ -321,3 +321,14 @@ def test_a_training_has_the_same_losses_and_weights(options):
         return losses, [weights.tolist() for weights in model.parameters()]
 
     assert train(ours.DataLoader) == train(theirs.DataLoader)
+
+
+def test_a_dataset_that_grows_during_an_epoch(lib):
+    numbers, read = [*range(6)], []
+    torch.manual_seed(0)
+    for batch in lib.DataLoader(numbers, 2, shuffle=True):
+        read.append(batch.tolist())
+        numbers += [0] * (len(read) < 4)
+    expected = [[0, 4], [3, 5], [2, 1]]
+    assert read[:3] == expected
+    assert (read == expected) == lib.differs("growth-waits-for-an-epoch")

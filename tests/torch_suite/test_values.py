@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch.nn.parameter import Parameter
 
-from gpuloader.torch import DataLoader
+from gpuloader.torch import DataLoader, TensorDataset
 from tests.alike import same
 from tests.torch_suite.datasets import Items
+from tests.torch_suite.libraries import assert_same_on_both
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1])
 
@@ -337,3 +338,53 @@ def test_workers_read_rows_of_hugging_face(lib):
     for dataset in (rows, rows.to_iterable_dataset(num_shards=2)):
         found = [describe(list(one.DataLoader(dataset, 2, num_workers=2))) for one in (lib, torch.utils.data)]
         assert found[0] == found[1]
+
+
+def clips(*shape):
+    """Return samples whose dimension of colors, the second, comes last in memory."""
+    one = torch.arange(float(np.prod(shape))).reshape(shape)
+    return one.permute(0, -1, *range(1, len(shape) - 1))
+
+
+LAID_OUT = {
+    "clips": [clips(2, 4, 4, 3)] * 4,
+    "volumes": [clips(2, 4, 3, 2, 3)] * 4,
+    "gray": [clips(2, 4, 4, 1)] * 4,
+    "arrays": [clips(2, 4, 4, 3).numpy()] * 4,
+    "windows": [clips(2, 4, 4, 3)[:, :, 1:3, 1:]] * 4,
+    "in containers": [({"clip": clips(2, 4, 4, 3), "label": 1}, [clips(2, 4, 4, 3).numpy()])] * 4,
+    "of both kinds": [clips(2, 4, 4, 3), clips(2, 4, 4, 3).contiguous()] * 2,
+    "in another order": [torch.zeros(2, 3, 4, 5).permute(3, 2, 1, 0)] * 4,
+    "pictures": [torch.zeros(4, 4, 3).permute(2, 0, 1)] * 4,
+    "a tensor": torch.stack([clips(2, 4, 4, 3)] * 4),
+}
+
+
+@WORKERS
+def test_batches_of_clips_have_the_memory_format_of_the_samples(workers):
+    """By it, a convolution chooses its algorithm, and so how losses are rounded."""
+
+    def program(lib):
+        found = []
+        tensors = lib.TensorDataset(torch.stack([clips(2, 4, 4, 3)] * 4), torch.arange(4))
+        for samples in (*LAID_OUT.values(), tensors, lib.Subset(tensors, [2, 0])):
+            loader = lib.DataLoader(samples, 2, shuffle=True, num_workers=workers)
+            found.append([describe(batch) for batch in loader])
+        return found
+
+    assert_same_on_both(program)
+
+
+def test_flipped_clips_are_delivered_though_pytorch_refuses_them():
+    flipped = clips(2, 4, 4, 3).numpy()[:, :, ::-1]
+    [batch] = DataLoader([flipped] * 2, 2)
+    assert batch.tolist() == [flipped.tolist()] * 2
+
+
+def test_a_dataset_of_clips_that_a_program_replaces_is_asked_again():
+    dataset = TensorDataset(torch.zeros(2, 2, 3, 4, 4))
+    loader = DataLoader(dataset, 2)
+    for tensor in (torch.stack([clips(2, 4, 4, 3)] * 2), torch.zeros(2, 2, 3, 4, 4)):
+        dataset.tensors = (tensor,)
+        [[batch]] = loader
+        assert batch.stride() == torch.utils.data.default_collate(list(tensor)).stride()
