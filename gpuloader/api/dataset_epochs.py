@@ -382,13 +382,11 @@ class DatasetEpochs(Epochs):
                 "the same shuffle and shuffle_buffer"
             )
         ranks = None if batching.given is None else batching.given.ranks
-        if position.ranks not in (None, ranks) and (position.batches or position.beyond):
+        if position.ranks not in (None, ranks) and (position.taken or position.batches or position.beyond):
             raise ValueError(
-                f"the state is that of one rank of {position.ranks} in the middle of an epoch, and now the "
-                f"sampler divides the dataset among {ranks or 1}, so samples would be repeated or lost; "
-                "resume with as many ranks, or use shard= instead of such a sampler, which allows any number"
+                f"the state is from within an epoch that a sampler divided among {position.ranks} ranks, and "
+                f"this loader reads for one of {ranks or 1}: samples would be repeated or lost"
             )
-        position.ranks = ranks
         if position.copies not in (None, self._fetching.copies):
             raise ValueError(
                 f"the state has the dataset's own state in {position.copies} workers, and this loader has "

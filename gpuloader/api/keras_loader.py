@@ -35,7 +35,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
     MissingPackage
         Keras is not installed.
     ValueError
-        Keras's backend is neither PyTorch nor JAX, ``static=True`` was passed, or `places` are several.
+        Keras's backend is neither PyTorch nor JAX, or ``static=True`` was passed.
 
     Notes
     -----
@@ -72,8 +72,6 @@ class DataLoader(dataset_loader.DataLoader[S]):
                 "with it again; leave static out"
             )
         super().__init__(dataset, output=_find_output() if output is None else output, **options)
-        if (places := len(self._epochs.delivery.devices)) > 1:
-            raise ValueError(f"Keras takes one batch for each step, not {places}: pass one place in places")
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:
         # Also become one of Keras's data adapters, because `fit` recognizes data by their class.

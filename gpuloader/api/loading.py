@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain as chained
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -454,7 +454,7 @@ def split_transforms(
         if both := sorted(moved & seen):
             raise ValueError(f"{both} move along with an image; they cannot be images or follow another one")
         seen |= moved
-    return images, others, dict(filter(itemgetter(1), along.items()))
+    return images, others, {name: annotations for name, annotations in along.items() if annotations}
 
 
 def plan_transforms(

@@ -283,9 +283,8 @@ class WrappedEpochs(ReadingEpochs):
 
     def _end(self, position: Position, source: PrefetchedSource) -> None:
         source.finish()
-        drops = self.delivery.drop_last
-        spent = partial(find_once, "the iterable of batches", self._batches, OF_BATCHES, drops)
-        end_epoch(position, spent)
+        what, drops = "the iterable of batches", self.delivery.drop_last
+        end_epoch(position, partial(find_once, what, self._batches, OF_BATCHES, drops))
 
     def state(self) -> dict[str, Any]:
         """Return the wrapped loader's state after the last received batch, with the position here in it."""

@@ -168,8 +168,6 @@ class Position:
                 state["batch_size"] = self.size
             if self.shards > 1:
                 state["shards"] = self.shards
-            if self.ranks is not None:
-                state["ranks"] = self.ranks
             if self.beyond:
                 state["beyond"] = _shorten(sorted(self.beyond))
             if self.readers is not None:
@@ -182,8 +180,8 @@ class Position:
                 state["source"] = self.own
         if self.copies is not None:
             state["dataset"] = [self.copies, [[one.worker, one.state] for one in self.workers.values()]]
-        if self.order_size is not None:
-            state["order_batch_size"] = self.order_size
+        known = {"ranks": self.ranks, "order_batch_size": self.order_size}
+        state |= {name: number for name, number in known.items() if number is not None}
         if self.torch_order is not None:
             state["drawn"] = self.torch_order.origin
         return state

@@ -78,9 +78,8 @@ def _is_plain(sample: Any) -> bool:
     if type(sample) in _PLAIN:
         if not isinstance(sample, np.ndarray):
             return True
-        if sample.dtype.names is not None or sample.dtype.char in "gG":  # PyTorch has no long doubles
-            return False
-        return sample.ndim < 4 or _makes_rows(sample.strides)
+        is_other = sample.dtype.names is not None or sample.dtype.char in "gG"  # no long doubles in PyTorch
+        return not is_other and (sample.ndim < 4 or _makes_rows(sample.strides))
     if is_tensor(sample):
         # Rows take the values of a Parameter, with the warning for any tensor that requires a gradient.
         is_other = has_own_class(sample) or sample.is_meta
@@ -124,13 +123,13 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     return batches.batch_size, batches.drop_last, id(batches.sampler)
 
 
-class _Profiled(Iteration):
+class TorchIteration(Iteration):
     """An iterator each of whose steps is an event in PyTorch's profiler, as with PyTorch's loader."""
 
     def __next__(self) -> Any:
         if not _profiler_enabled():  # asked, because an event that nobody records takes 3 µs
             return super().__next__()
-        with record_function("enumerate(DataLoader)#Iteration.__next__"):
+        with record_function("enumerate(DataLoader)#TorchIteration.__next__"):
             return super().__next__()
 
 
@@ -164,7 +163,7 @@ def _prefers_names(init: Callable[P, None]) -> Callable[P, None]:
 
     @wraps(init)
     def accept(*args: P.args, **named: P.kwargs) -> None:
-        if "batch_sampler" in named:
+        if "batch_sampler" in named and "dataset" not in named:
             given = inspect.signature(init).bind_partial(*args).arguments
             return init(**(given | named))  # type: ignore[call-arg]  # all of them by name
         return init(*args, **named)
@@ -250,7 +249,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         convert=default_convert,
         fallback=Fallback(default_collate, _needs_default_collate),
         pin=_pin,
-        iteration=_Profiled,
+        iteration=TorchIteration,
     )
 
     @_prefers_names

@@ -254,7 +254,7 @@ def _write_index(folder: Path, index: dict[str, Any]) -> None:
 
 
 class _ParquetShard:
-    """A Parquet file being written; all files of a folder have the schema of the first."""
+    """A Parquet file being written; its schema is the first file's, but for what is None there."""
 
     def __init__(self, file: BinaryIO, first: Path, total: int) -> None:
         from pyarrow import parquet

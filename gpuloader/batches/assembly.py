@@ -287,9 +287,9 @@ class Assembler:
 
 
 def _listed(samples: Any) -> list[Any]:
-    """Return what `__getitems__` has returned as a list; a dict would be one of its keys."""
-    if isinstance(samples, Mapping):
-        raise TypeError("it returned a dict, and not a list of samples")
+    """Return what `__getitems__` has returned as a list; a dict or a table would be one of its names."""
+    if isinstance(samples, Mapping | str) or hasattr(samples, "columns"):
+        raise TypeError(f"it returned a {type(samples).__name__}, and not a list of samples")
     return [*samples]
 
 

@@ -223,9 +223,10 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
         index = getattr(device, "index", None)
         if not device.direct:
             return lambda array: imported(_Export(array, index))
+        jax = importlib.import_module("jax")
         # NumPy exports no dtype of other packages, such as JAX's own bfloat16.
-        copied: Callable[[Any], Any] = importlib.import_module("jax.numpy").array
-        return lambda array: copied(array) if array.dtype.kind == "V" else imported(array)
+        copied: Callable[[Any], Any] = lambda array: jax.device_put(array.copy(), jax.devices("cpu")[0])  # noqa: E731
+        return lambda array: copied(array) if array.dtype.isbuiltin == 2 else imported(array)
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack

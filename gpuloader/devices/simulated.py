@@ -286,10 +286,7 @@ class SimulatedDevice(Device):
         """Return one NumPy array per field over the memory's bytes, which refer to it by their bases."""
         memory.__array_interface__ = memory.bytes.__array_interface__
         region = np.asarray(memory)
-        arrays = []
-        for one in layout.fields:
-            arrays.append(np.ndarray(one.shape, one.dtype, region, one.offset))
-        return arrays
+        return [np.ndarray(one.shape, one.dtype, region, one.offset) for one in layout.fields]
 
     def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
@@ -368,7 +365,7 @@ class SimulatedDevice(Device):
 
     def views(self, memory: SimulatedMemory, layout: Layout, lease: Lease) -> list[SimulatedArray]:
         """Return one simulated array per field."""
-        return [*map(partial(SimulatedArray, self, memory, lease=lease), self.arrays(memory, layout))]
+        return [SimulatedArray(self, memory, data, lease) for data in self.arrays(memory, layout)]
 
     def _step(self) -> bool:
         """Run the first entry of a random stream that need not wait; return False if there is none."""

@@ -260,9 +260,8 @@ class StaticSlot:
         layout = staged.layout
         if self._slot is None:
             # On a device, other memory may lie between the fields. With strides, a batch is on the host.
-            dense = not any(field.strides for field in layout.fields)
-            specs = tuple((field.shape, field.dtype) for field in layout.fields)
-            self._layout = arrange(specs) if dense else layout
+            specs = tuple((one.shape, one.dtype) for one in layout.fields)
+            self._layout = layout if any(one.strides for one in layout.fields) else arrange(specs)
             self._mask_at = align(self._layout.nbytes)
             # A later epoch may deliver masks, with one byte for each sample.
             longest = max((field.shape[0] for field in layout.fields if field.shape), default=0)

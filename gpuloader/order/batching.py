@@ -95,8 +95,9 @@ class GivenSampler(NamedTuple):
     @property
     def ranks(self) -> int | None:
         """How many ranks it divides the dataset among, if it says so; None if it does not divide it."""
-        told = (getattr(one, count, None) for _, one in self.inside for count, _ in _DIVIDING)
-        return next((count for count in told if isinstance(count, int)), None) if self.divides else None
+        samplers = [one for _, one in self.inside]
+        told = (getattr(one, count, 0) for one in samplers for count, rank in _DIVIDING if hasattr(one, rank))
+        return next((int(count) for count in told if isinstance(count, int | np.integer) and count > 0), None)
 
 
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:

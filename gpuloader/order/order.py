@@ -93,12 +93,13 @@ _LIMITS = {"count": _COUNTS, "draws": _COUNTS, "seed": _WORDS, "epoch": _WORDS}
 class Computed:
     """Base class of orders whose entries are computed from their positions.
 
-    An order keeps a table if it needs one.
+    An order keeps the chunk that it computed last, and a table if it needs one.
     """
 
-    # Any thread may slice an order. The table is set atomically, so at worst two threads compute the same
-    # one. A lock would cost more, and a fork could copy it while it is held.
+    # Any thread may slice an order. Both are replaced atomically, so at worst two threads compute the same
+    # entries. A lock would cost more, and a fork could copy it while it is held.
     _kept: NDArray[Any] | None = None
+    _chunk: tuple[int, IndexArray] = (-1, np.empty(0, np.int64))
 
     draws: Any  # the number of entries
 
@@ -120,7 +121,18 @@ class Computed:
     def slice(self, start: int, stop: int) -> IndexArray:
         """Return the indices from position `start` to before `stop`."""
         check_slice(self, start, stop)
-        return self.at(np.arange(start, stop)) if start < stop else np.empty(0, np.int64)
+        if start == stop:
+            return np.empty(0, np.int64)
+        (kept, chunk), first = self._chunk, start // _CHUNK * _CHUNK
+        if stop > first + _CHUNK:
+            return self.at(np.arange(start, stop))
+        # A few entries take as long as a chunk, whose other entries the next slices will ask for.
+        if kept != first:
+            chunk = self.at(np.arange(first, min(first + _CHUNK, len(self))))
+            # Slices share it, so a user's function that writes to its indices must fail here.
+            chunk.flags.writeable = False
+            self._chunk = first, chunk
+        return chunk[start - first : stop - first]
 
 
 def check_slice(order: Sized, start: int, stop: int) -> None:

@@ -22,7 +22,7 @@ def take_signals() -> None:
     # that a dataset starts, such as ffmpeg, would inherit it.
     signal.signal(signal.SIGINT, lambda *_: None)
     if hasattr(signal, "pthread_sigmask"):
-        signal.siginterrupt(signal.SIGINT, False)  # as with SIG_IGN, no call of a library fails
+        signal.siginterrupt(signal.SIGINT, False)  # libraries' reads and writes do not fail, unlike `poll`
         # `blocked_interrupts` has blocked it.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
     # A forked worker inherits the user's handler, which might not end the worker.

@@ -157,7 +157,7 @@ class TestOrders:
 
     @pytest.mark.parametrize("names", NAMES_OF_RANKS)
     def test_that_are_divided_already_resume_on_as_many_ranks(self, names):
-        of_two, of_four = (Wrapped(**{names[0]: count, names[1]: 0}) for count in (2, 4))
+        of_two, of_four = (Wrapped(**{names[0]: np.int64(count), names[1]: 0}) for count in (2, 4))
         loader = DataLoader(range(4), sampler=of_two, places="cpu")
         for _ in loader:
             state = loader.state_dict()
@@ -167,9 +167,13 @@ class TestOrders:
         assert loader.state_dict()["epoch"] == 1
         for options in ({"sampler": of_four}, {}, {"shard": (0, 2), "seed": 1}):
             other = DataLoader(range(4), places="cpu", **options)
-            with pytest.raises(ValueError, match=r"one rank of 2 .* samples would be repeated or lost"):
+            with pytest.raises(ValueError, match=r"among 2 ranks, .* samples would be repeated or lost"):
                 other.load_state_dict(state)
             other.load_state_dict(loader.state_dict())  # at the start of an epoch, nothing is lost
+        loader = DataLoader(range(4), batch_size=2, sampler=of_two, places="cpu")  # it counts in samples
+        loader.load_state_dict(state)
+        with pytest.raises(ValueError, match="among 2 ranks"):
+            other.load_state_dict(loader.state_dict())
         del state["ranks"]  # as earlier releases wrote it
         other.load_state_dict(state)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import gpuloader
-from gpuloader import IterableDataset, TableDataset, WorkerError, cpu_places
+from gpuloader import IterableDataset, TableDataset, WorkerError
 from gpuloader.errors import SampleError
 from gpuloader.keras import DataLoader
 from tests.sample_sets import Made
@@ -190,15 +190,6 @@ def test_other_backends_are_refused(monkeypatch):
     message = "works with the backends torch and jax of Keras, not with tensorflow"
     with pytest.raises(ValueError, match=message):
         load()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({"static": True}, "static=True does not work"), ({"places": cpu_places(2)}, "for each step, not 2")],
-)
-def test_what_keras_cannot_read_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        DataLoader(range(4), **{"places": "cpu", **options})
 
 
 def test_in_the_packages_folder_import_keras_finds_keras():

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, BinaryIO, TypeVar, cast
 
 from gpuloader.checks import check_count, check_seconds
@@ -478,14 +479,15 @@ def persist(action: Callable[[], T], url: str, tries: Tries, within: float = mat
         attempt, pause = attempt + 1, min(2 * pause, LONGEST_WAIT)
 
 
-def _forget_headers(error: BaseException | None) -> None:
-    """Take the request out of aiohttp's errors, whose `repr` shows its headers, and in them any token."""
-    while error is not None:
-        asked: Any = getattr(error, "request_info", None)
-        if asked is not None and hasattr(asked, "_replace"):
-            error.__dict__.update(request_info=asked._replace(headers={}), history=())
-            error.args = ()
-        error = error.__cause__ or error.__context__
+def _forget_headers(error: BaseException) -> None:
+    """Take the request's headers, and in them any token, out of aiohttp's errors, whose `repr` shows them."""
+    found = [error]
+    for one in found:
+        asked: Any = getattr(one, "request_info", None)
+        if hasattr(asked, "real_url"):
+            one.__dict__.update(request_info=SimpleNamespace(real_url=asked.real_url), history=())
+            one.args = ()
+        found += [part for part in (one.__cause__, one.__context__) if part and part not in found]
 
 
 def _within(seconds: float, action: Callable[[], T]) -> T:

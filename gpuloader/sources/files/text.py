@@ -282,7 +282,7 @@ class CSVDataset(TextDataset):
                 table = self._parse(header, file, None)
                 names = table.column_names
                 if len(table):  # lines end in carriage returns alone
-                    header = header[: header.index(b"\r") + 1]
+                    header = header[: header.index(b"\r", len(header) - len(header.lstrip(b"\r"))) + 1]
         return file._replace(first=len(header), names=tuple(names))
 
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
