@@ -158,8 +158,8 @@ _FIXED = dataset_loader.FIXED - _OPTIONS
 
 def _prefers_names(init: Callable[P, None]) -> Callable[P, None]:
     """Let arguments by name replace those by position if a batch sampler is named."""
-    # Lightning makes a loader of a hook again from the arguments there and a batch sampler of our own class,
-    # which leaves batch_size=1, also by name.
+    # Lightning makes a hook's loader again from its arguments by position, with batch_sampler= and
+    # batch_size=1 by name.
 
     @wraps(init)
     def accept(*args: P.args, **named: P.kwargs) -> None:

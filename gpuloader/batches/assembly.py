@@ -287,7 +287,7 @@ class Assembler:
 
 
 def _listed(samples: Any) -> list[Any]:
-    """Return what `__getitems__` has returned as a list; a dict or a table would be one of its names."""
+    """Return what `__getitems__` has returned as a list; of a dict or table, those would be the names."""
     if isinstance(samples, Mapping | str) or hasattr(samples, "columns"):
         raise TypeError(f"it returned a {type(samples).__name__}, and not a list of samples")
     return [*samples]

@@ -399,7 +399,7 @@ class Lane:
             self._timer.count(timing, device)
 
     def close(self) -> None:
-        """Wait for every copy in progress, because host memory must not be freed before; take slots back."""
+        """Wait for every copy in progress, before which host memory must not be freed; take slots back."""
         if self._copying:
             self.device.synchronize(self._copying[-1][0])
             while self._copying:

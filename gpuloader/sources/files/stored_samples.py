@@ -94,9 +94,8 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
         if len({isinstance(value, datetime) for value in values if isinstance(value, date)}) > 1:
-            raise TypeError(
-                "a column of dates cuts off the times of datetimes"
-            )  # of which Arrow says nothing
+            # Arrow would do so without an error.
+            raise TypeError("a column of dates cuts off the times of datetimes")
         return pa.array(values)
     if len({value.shape for value in values}) > 1 or 0 in values[0].shape:
         return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)

@@ -172,7 +172,7 @@ class _Header(tarfile.TarInfo):
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if any(buf):  # neither zeros nor the end
+            if any(buf):  # zeros end an archive, and anything else is damage
                 raise tarfile.ReadError(str(error)) from error
             raise
 
