@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from gpuloader.api.loader import DataLoader
 from gpuloader.batches.staged import END
@@ -167,6 +167,8 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
             f"each of the {accelerator.num_processes} processes would read everything: {advice}; if that is "
             "meant, pass shard=(0, 1)"
         )
+    if batching.undivided is not None:  # a loader of gpuloader.torch
+        cast("Any", loader)._take_rank(accelerator.process_index, accelerator.num_processes)
     prepared = PreparedLoader(loader)
     accelerator.register_for_checkpointing(prepared)
     return prepared

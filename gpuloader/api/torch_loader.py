@@ -24,7 +24,7 @@ from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator
 from gpuloader.order.randomness import GeneratorLike, draw_seed
-from gpuloader.order.worker_info import find_torch_rank, get_worker_info
+from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
@@ -120,7 +120,9 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     """Return what a batch sampler groups by, whose indices and how many, to see if a program changes it."""
     if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
         return None
-    return batches.batch_size, batches.drop_last, id(batches.sampler)
+    # A class that does not call PyTorch's `__init__`, as Accelerate's, may lack them.
+    size, drop_last, grouped = (getattr(batches, name, None) for name in _OF_BATCHES)
+    return size, drop_last, id(grouped)
 
 
 class TorchIteration(Iteration):
@@ -198,11 +200,12 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     output : str or None
         The library whose arrays make up a batch.
     shard : str, tuple of int or None
-        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning and Accelerate
-        do for PyTorch's loader, and `batch_size` is that of each rank. Without a seed and a generator, all
-        ranks then shuffle with the seed 0. A sampler or batch sampler that already divides, such as a
-        ``DistributedSampler``, is left alone, and so are iterable datasets. A sampler that may differ
-        between ranks is left alone with a warning. A pair (rank, world size) always divides, None never.
+        'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning does for
+        PyTorch's loader, and `batch_size` is that of each rank. Without a seed and a generator, all ranks
+        then shuffle with the seed 0. Accelerate divides by itself, so under it only loaders with a seed
+        divide. A sampler or batch sampler that already divides, such as a ``DistributedSampler``, is left
+        alone, and so are iterable datasets. A sampler that may differ between ranks is left alone with a
+        warning. A pair (rank, world size) always divides, None never.
     uneven : str
         How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
         ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
@@ -369,7 +372,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             return iter(self._prepared)
         sharding = self._epochs.plan.batching.sharding
         if sharding is not None and sharding.ranks is None:
-            _warn_of_division(*find_torch_rank())
+            _warn_of_division(*sharding.find())
         return super().__iter__()
 
     @property
@@ -391,16 +394,24 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             alone, options = state.num_processes == 1, self._options
             placed = state.device.type in ("cpu", "cuda") and not options.static
             shared = options.shard is not None and (alone or self._epochs.plan.batching.is_divided)
+            own = self._list_own_options()
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
             if not (placed and shared):
+                if own:
+                    warn(_IGNORES.format(own), UserWarning, 1)
                 return False
             # On one process, Accelerate's order differs with its option `use_seedable_sampler`. It tells
-            # nobody, but the Trainer of Transformers sets it. A wrong guess costs one warning.
+            # nobody, but the Trainer of Transformers sets it. A wrong guess costs the speed of this loader.
             reseeds = "transformers.trainer" in sys.modules and isinstance(self.sampler, RandomSampler)
-            if options.seed is None and (reseeds or not alone):
+            if options.seed is None and options.shard == AUTO and (reseeds or not alone):
+                if not own:
+                    warn(_READ_BY_PYTORCH, UserWarning, 1)
+                    self._reopen({"shard": None})  # its batch sampler yields what Accelerate divides
+                    return False
                 warn(_OWN_ORDER, UserWarning, 1)
             if state.device.type != "cpu":
                 self._reopen({"places": state.device})
+            self._take_rank(state.process_index, state.num_processes)
             self._prepared = PreparedLoader(self)
             self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
             self.use_stateful_dataloader = True  # makes `save_state` ask for the state
@@ -409,6 +420,21 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     @_is_accelerate_prepared.setter
     def _is_accelerate_prepared(self, value: bool) -> None:
         """Accept Accelerate's note that it has prepared the loader."""
+
+    def _take_rank(self, rank: int, ranks: int) -> None:
+        """Divide for this rank: under Accelerate, 'auto' divides nothing, because Accelerate does."""
+        if ranks > 1 and self._epochs.plan.batching.undivided is not None:
+            options = self._options
+            seed = 0 if options.seed is None and options.generator is None else options.seed
+            self._reopen({"shard": (rank, ranks), "seed": seed})
+
+    def _list_own_options(self) -> str:
+        """Return the names of the options that it was made with and that PyTorch's loader does not have."""
+        theirs = {*inspect.signature(TorchLoader).parameters, "shard", "seed"}
+        theirs.add("start_method")  # what multiprocessing_context amounts to
+        ours = (one for one in inspect.signature(DataLoader).parameters.values() if one.name not in theirs)
+        given = self._options
+        return ", ".join(one.name for one in ours if getattr(given, one.name, one.default) != one.default)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch; see `gpuloader.DataLoader.state_dict`."""
@@ -484,11 +510,20 @@ def _name_options() -> inspect.Signature:
     return own.replace(parameters=[*known, *(one.replace(kind=one.KEYWORD_ONLY) for one in others)])
 
 
+_READ_BY_PYTORCH = (
+    "Accelerate reads with a PyTorch loader made from this one, in the order that PyTorch's loader has under "
+    "Accelerate, so that losses are the same. To read with this loader, in its own order, pass a seed to "
+    "DataLoader; to leave everything to Accelerate without this warning, pass shard=None"
+)
+_IGNORES = (
+    "Accelerate reads with a PyTorch loader made from this one, which ignores its options {}: leave them "
+    "out, or prepare the loader with gpuloader.accelerate.prepare(accelerator, loader)"
+)
 _OWN_ORDER = (
     "Accelerate's loaders use a different order: they divide the data themselves on several processes, and "
-    "shuffle by a seed in the Trainer of Transformers. For the batches and losses that PyTorch's loader has "
-    "under Accelerate, pass shard=None to DataLoader: Accelerate then reads with a PyTorch loader. To keep "
-    "this loader and its order without this warning, pass a seed"
+    "shuffle by a seed in the Trainer of Transformers. This loader keeps its own, because PyTorch's loader "
+    "does not have all of its options. Pass a seed to keep it without this warning, or shard=None for "
+    "Accelerate's order, with a PyTorch loader that ignores those options"
 )
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -313,7 +314,7 @@ class Batching(NamedTuple):
     sharding: Sharding | None = None  # None reads everything
     reads_all: bool = False  # whether the user has asked for every rank to read everything
     obstacle: str | None = None  # why the epoch is not divided, although it should be
-    undivided: Batching | None = None  # what to use on a single rank instead
+    undivided: Batching | None = None  # what a single rank uses, and what `loader.batch_sampler` yields
     find: Callable[[], tuple[int, int]] = find_rank
     division: Division | None = None  # the rank whose part of each step to read, once `settle` has found it
 
@@ -424,7 +425,8 @@ class Batching(NamedTuple):
         sharding = Sharding.of(shard, uneven)
         if not insists:
             # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
-            sharding, self = sharding._replace(find=find_torch_rank), self._replace(find=find_torch_rank)
+            find = partial(find_torch_rank, seeded=self.seed is not None)
+            sharding, self = sharding._replace(find=find), self._replace(find=find)
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:
@@ -443,9 +445,9 @@ class Batching(NamedTuple):
             if not is_alone or isinstance(error, TypeError):
                 raise
             return self._replace(reads_all=True)
-        listed = self.given is not None and self.batch_sampler is None
-        if not insists and listed and not isinstance(self.sampler, Sampler):
-            # A list that the user changes counts in the next epoch.
+        if not insists:
+            # On a single rank, a list that the user changes counts in the next epoch. And Accelerate, which
+            # may take a loader apart, divides what it finds.
             divided = divided._replace(undivided=self)
         if insists and divided.seed is None:
             # Without randomness no seed is needed, except by `sample_rng`; ranks must not draw one each.

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.test_utils.scripts import test_script, test_sync
 from accelerate.utils import DataLoaderConfiguration
 
 import gpuloader
@@ -62,12 +63,31 @@ def main():
         AcceleratorState._reset_state()  # the processes still know each other
         GradientState._reset_state()
 
-    # Imported late: once the Trainer is, loaders tell how to get its order.
+    run_the_checks_of_accelerate()
+    # Imported late: once the Trainer is, Accelerate reads what has no seed.
     from tests.frameworks.transformers_program import train_with_trainer
 
     for name, (kind, checkpoint) in trainings.items():
         train_with_trainer(folder, name, kind, checkpoint and str(folder / checkpoint))
     leave()
+
+
+def run_the_checks_of_accelerate():
+    """Run what Accelerate itself demands of PyTorch's loader, on ours."""
+    with mock.patch.object(test_script, "DataLoader", gpuloader.torch.DataLoader):
+        Accelerator(cpu=True)
+        test_script.dl_preparation_check()
+        test_script.central_dl_preparation_check()
+        test_script.custom_sampler_check()
+        test_script.check_seedable_sampler()
+        test_script.check_seedable_sampler_with_data_seed()
+        test_script.check_seedable_sampler_in_batch_sampler_shard()
+        test_script.training_check(use_seedable_sampler=False)
+    AcceleratorState._reset_state()
+    with mock.patch.object(test_sync, "DataLoader", gpuloader.torch.DataLoader):
+        test_sync.test_dataloader_break()
+    AcceleratorState._reset_state()
+    GradientState._reset_state()
 
 
 def load(options):
@@ -98,7 +118,8 @@ def train(folder, name, options, loader):
             batches = gpuloader.prefetch(prepared, places="cpu", prefetch=3)
         elif options.plain:
             model, optimizer, batches = accelerator.prepare(model, optimizer, loader)
-            assert options.rate or batches is loader
+            kept = type(loader) is gpuloader.DataLoader or options.loader.keys() & {"seed", "prefetch"}
+            assert (batches is loader) == bool(kept)
         else:
             model, optimizer = accelerator.prepare(model, optimizer)
             batches = prepare(accelerator, loader)

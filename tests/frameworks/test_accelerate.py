@@ -16,10 +16,12 @@ pytest.importorskip("accelerate")
 pytest.importorskip("transformers")  # without its Trainer, whose import takes eight seconds
 
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils import data as theirs
 
 from gpuloader import torch as ours
+from gpuloader.transforms import Cast
 
 pytestmark = pytest.mark.timeout(600)  # more than a run may take
 
@@ -40,11 +42,15 @@ RUNS = {
     },
     "undivided": {"loader": {"shard": None}, "plain": True, "epochs": 1},
     "unseeded": {"loader": {}, "plain": True, "count": 45, "accumulate": 3},
-    "learns": {**LEARNS, "loader": {}},
+    "learns": {**LEARNS, "loader": {"prefetch": 2}},
     **{
         f"learns {whose} {config}": {**LEARNS, "config": CONFIGS[config], **more}
         for config in ("by default", "split")
-        for whose, more in (("theirs", {"torchs": True}), ("ours", {"loader": {"shard": None}}))
+        for whose, more in (
+            ("theirs", {"torchs": True}),
+            ("ours", {"loader": {}}),
+            ("undivided", {"loader": {"shard": None}}),
+        )
     },
     "prefetched": {**SEEDED, "prefetch": True, "accumulate": 2},
     "joined": {**SEEDED, "plain": True, "count": 21, "join": True},
@@ -126,18 +132,25 @@ def test_a_plain_program_counts_every_sample_once(seen):
             gathered = [numbers for number, numbers in found["gathered"] if number == epoch]
             assert sorted(itertools.chain.from_iterable(gathered)) == list(range(45))
             sizes = [len(numbers) for number, numbers in found["seen"] if number == epoch]
-            assert sizes == [4, 4, 4, 4, 4, 3]
+            assert sizes == [4, 4, 4, 4, 4, 4]
         assert found["synced"] == [False, False, True, False, False, True] * 2
         assert found["steps"] == 4
 
 
-def test_the_warning_names_the_line_that_gives_pytorchs_losses(seen):
+@pytest.mark.parametrize("config", ["by default", "split"])
+def test_losses_are_those_of_pytorchs_loader(seen, config):
     """45 samples in batches of 4 do not divide evenly; the model learns, so its losses tell the order."""
+    theirs, ours, undivided = (seen[f"learns {whose} {config}"] for whose in ("theirs", "ours", "undivided"))
+    losses = [one["losses"] for one in theirs]
+    assert [one["losses"] for one in ours] == [one["losses"] for one in undivided] == losses
+    assert ["Accelerate reads with a PyTorch loader" in one["warnings"][0] for one in ours] == [True] * 2
+    assert not any(one["warnings"] for one in undivided)
+
+
+def test_a_loader_that_pytorchs_cannot_replace_keeps_its_order_with_a_warning(seen):
     own = seen["learns"]
-    assert "pass shard=None" in own[0]["warnings"][0]
-    for config in ("by default", "split"):
-        theirs, ours = (seen[f"learns {whose} {config}"] for whose in ("theirs", "ours"))
-        assert [one["losses"] for one in ours] == [one["losses"] for one in theirs] != own[0]["losses"]
+    assert "This loader keeps its own" in own[0]["warnings"][0]
+    assert own[0]["losses"] != seen["learns theirs by default"][0]["losses"]
 
 
 def test_uneven_inputs_are_joined(seen):
@@ -182,7 +195,7 @@ def test_ranks_of_the_trainer_train_evaluate_and_resume_in_the_middle_of_an_epoc
     assert whole["train"] == wanted
     assert resumed["train"] == wanted[2:]
     assert whole["steps"] == resumed["steps"] == len(wanted)
-    assert whole["evaluate"] == [[[0, 1, 2, 3], [8]], [[4, 5, 6, 7], [9]]][rank] * 2
+    assert whole["evaluate"] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2  # without a seed, as with PyTorch's
 
 
 @pytest.mark.parametrize("rank", range(2))
@@ -193,10 +206,11 @@ def test_prefetch_reads_what_the_trainers_own_loaders_give(seen, rank):
     assert len(found["evaluate"]) == 4
 
 
-def test_one_process_hears_how_to_get_the_order_of_the_trainer(monkeypatch):
+def test_one_process_has_the_order_of_the_trainer(monkeypatch):
     """The Trainer lets Accelerate shuffle by a seed, with an option that no loader is told of."""
     monkeypatch.setitem(sys.modules, "transformers.trainer", ModuleType("transformers.trainer"))
     config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
     found, heard = [], []
     for lib, options in ((theirs, {}), (ours, {"shard": None}), (ours, {"seed": 1}), (ours, {})):
         loader = lib.DataLoader(range(8), 4, shuffle=True, **options)
@@ -205,5 +219,12 @@ def test_one_process_hears_how_to_get_the_order_of_the_trainer(monkeypatch):
             prepared = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
         heard.append([one for one in caught if "pass shard=None" in str(one.message)])
         found.append([batch.tolist() for batch in prepared])
-    assert found[1] == found[0]
+    assert found[0] == found[1] == found[3] != found[2]
     assert list(map(len, heard)) == [0, 0, 0, 1]
+
+
+def test_options_that_the_loader_of_accelerate_ignores_are_named(monkeypatch):
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    loader = ours.DataLoader(range(4), 4, shard=None, transforms=[Cast(dtype="float64")], prefetch=2)
+    with pytest.warns(UserWarning, match="ignores its options prefetch, transforms"):
+        Accelerator(cpu=True).prepare(loader)

@@ -77,3 +77,16 @@ def test_a_batch_sampler_may_yield_text_and_nothing(lib, workers):
     with lib.raises(IndexError):
         next(epoch)
     assert next(epoch).tolist() == [6, 7]
+
+
+@WORKERS
+def test_a_batch_sampler_need_not_call_the_initialization_of_its_base(lib, workers):
+    class Batches(torch.utils.data.BatchSampler):
+        def __init__(self):
+            pass
+
+        def __iter__(self):
+            return iter([[2], [0, 1]])
+
+    loader = lib.DataLoader([5, 6, 7], batch_sampler=Batches(), num_workers=workers)
+    assert [batch.tolist() for batch in loader] == [[7], [5, 6]]
