@@ -27,7 +27,7 @@ from gpuloader.devices.base import Codec, Device, DeviceImage, HostMemory
 from gpuloader.errors import DecodeError, LoaderError, StagingMemoryError
 from gpuloader.sources.images.image import decode_code
 from gpuloader.sources.images.regions import Code
-from gpuloader.staging import Layout, Lease, PageLocker
+from gpuloader.staging import Layout, Lease, PageLocker, Slot
 from gpuloader.transforms.program import BatchProgram, KernelCall
 
 _POISON = 0xAB
@@ -285,8 +285,7 @@ class SimulatedDevice(Device):
     def arrays(self, memory: SimulatedMemory, layout: Layout) -> list[NDArray[Any]]:
         """Return one NumPy array per field over the memory's bytes, which refer to it by their bases."""
         memory.__array_interface__ = memory.bytes.__array_interface__
-        region = np.asarray(memory)
-        return [np.ndarray(one.shape, one.dtype, region, one.offset) for one in layout.fields]
+        return Slot(np.asarray(memory), memory).views(layout)
 
     def run(self, program: BatchProgram, memory: SimulatedMemory, stream: SimulatedStream) -> None:
         """Enqueue a program on a stream; it computes within `memory`, and may read other device memory."""
@@ -365,7 +364,7 @@ class SimulatedDevice(Device):
 
     def views(self, memory: SimulatedMemory, layout: Layout, lease: Lease) -> list[SimulatedArray]:
         """Return one simulated array per field."""
-        return [SimulatedArray(self, memory, data, lease) for data in self.arrays(memory, layout)]
+        return list(map(partial(SimulatedArray, self, memory, lease=lease), self.arrays(memory, layout)))
 
     def _step(self) -> bool:
         """Run the first entry of a random stream that need not wait; return False if there is none."""
