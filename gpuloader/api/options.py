@@ -33,6 +33,7 @@ from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.fields.ragged import Padding
 from gpuloader.order.dividing import UNEVEN
+from gpuloader.order.order import check_whole
 from gpuloader.order.randomness import GeneratorLike
 
 CHUNKS = "chunks"
@@ -59,14 +60,6 @@ def check_optional_count(name: str, value: Any) -> int | None:
 def check_prefetch(name: str, value: Any) -> int | str:
     """Return an integer of 1 or more, or 'auto'; raise `ValueError` for anything else."""
     return AUTO if isinstance(value, str) and value == AUTO else check_count(name, value)
-
-
-def check_seed(name: str, value: Any) -> int:
-    """Return a seed of 64 bits; raise `ValueError` for anything else."""
-    # As many bits as the seeds of PyTorch's generators, so that `torch.initial_seed()` can be passed on.
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 2**64:
-        raise ValueError(f"{name} must be an integer from 0 to 2**64 - 1, got {value!r}")
-    return int(value)
 
 
 def check_names(name: str, value: Any) -> frozenset[str]:
@@ -149,7 +142,8 @@ class Options:
     worker_init_fn: Callable[[int], object] | None = checked(check_function, None)
     persistent_workers: bool = checked(bool, False)
     sampler: Iterable[Any] | None = None
-    seed: int | None = checked(check_seed, None)
+    # As many bits as the seeds of PyTorch's generators, so that `torch.initial_seed()` can be passed on.
+    seed: int | None = checked(partial(check_whole, limit=2**64), None)
     generator: GeneratorLike = None
     prefetch: int | str = checked(check_prefetch, 1)
     memory_budget: int | None = None

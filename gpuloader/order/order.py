@@ -81,7 +81,8 @@ def check_whole(name: str, value: object, limit: int) -> int:
     1
     """
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < limit:
-        raise BadValue(f"{name} must be an integer from 0 to {limit - 1}, got {value!r}")
+        most = "2**64 - 1" if limit == 2**64 else limit - 1
+        raise BadValue(f"{name} must be an integer from 0 to {most}, got {value!r}")
     return int(value)
 
 
