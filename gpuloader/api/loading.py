@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain as chained
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.fetch.contract import BUDGET, WorkerOptions, most_workers
 from gpuloader.fields.convert import check_fill
-from gpuloader.fields.ragged import Padding, as_pad, list_targets
+from gpuloader.fields.ragged import as_pad, list_targets
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.order.batching import Batching, as_sampler, yields_numbers
 from gpuloader.order.order import InOrder
@@ -244,9 +244,7 @@ def _choose_collation(
     if as_returned and function is None and options.batch_size is None:
         function = framework.convert
     ragged = frozenset(options.ragged)
-    pads: dict[str, Padding] = {}
-    for field, pad in (options.pad or {}).items():
-        pads[field] = as_pad(pad)
+    pads = {field: as_pad(pad) for field, pad in options.pad.items()} if options.pad else {}
     if stage is not None and stage.along and feeds is None and function is None and options.batch_size:
         from gpuloader.sources.images.annotations import varying_names
 
@@ -454,7 +452,7 @@ def split_transforms(
         if both := sorted(moved & seen):
             raise ValueError(f"{both} move along with an image; they cannot be images or follow another one")
         seen |= moved
-    return images, others, {name: annotations for name, annotations in along.items() if annotations}
+    return images, others, dict(filter(itemgetter(1), along.items()))
 
 
 def plan_transforms(

@@ -34,11 +34,6 @@ from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall,
 Floats = NDArray[np.float32]
 
 
-def _is_clip(inputs: Sequence[Spec]) -> bool:
-    """Return whether a field that was to be made on a device has clips, which workers always make."""
-    return len(inputs) == 1 and len(inputs[0][0]) == 5  # clips, frames, height, width, channels
-
-
 # ---------------------------------------------------------------------------------------------------------
 # On the GPU: the transforms of a field, as one transform of its regions
 
@@ -77,7 +72,8 @@ class Resample(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain | KernelCall:
         """Return the computation for a batch."""
-        if _is_clip(inputs):
+        # Clips have frames before height, width and channels; workers always make them.
+        if len(inputs) == 1 and len(inputs[0][0]) == 5:
             return UNCHANGED if self.normalize is None else self.normalize.bind(inputs)
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
@@ -120,7 +116,7 @@ class Decode(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Decoding | Chain:
         """Return what is decoded for a batch."""
-        if _is_clip(inputs):
+        if len(inputs) == 1 and len(inputs[0][0]) == 5:  # clips, as in `Resample`
             return UNCHANGED
         if len(inputs) != 1 + Encoded.level:
             raise SampleError("expected a field of images")

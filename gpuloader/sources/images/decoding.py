@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import math
 import threading
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
@@ -29,10 +29,8 @@ _UNITS = {"444": 8, "422": 16, "420": 16, "440": 8, "411": 32, "Gray": 8}  # col
 _KEPT = 64 << 20  # bytes of memory that a thread keeps for its next image
 
 
-@cache
-def load_pillow() -> Any:
-    """Return the module ``PIL.Image``; raise `MissingPackage` if Pillow is not installed."""
-    return import_package("PIL.Image", "decoding images", "images", "pillow")
+load_pillow = cache(partial(import_package, "PIL.Image", "decoding images", "images", "pillow"))
+"""Returns the module ``PIL.Image``; raises `MissingPackage` if Pillow is not installed."""
 
 
 @cache
