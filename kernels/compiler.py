@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 import threading
 from functools import cache
-from importlib import import_module
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,21 +40,6 @@ def kernel_names() -> list[str]:
     ['cast', 'crop', 'gather', 'mixup', 'normalize']
     """
     return sorted(file.name[:-3] for file in _find_folder().iterdir() if file.name.endswith(".cu"))
-
-
-def kernel_entries(name: str) -> tuple[str, ...]:
-    """Return the entries that can be launched from a kernel's file: C++ names, with types for templates.
-
-    >>> kernel_entries("spin"), "gather<unsigned int>" in kernel_entries("gather")
-    (('spin',), True)
-    """
-    module = import_module(f"gpuloader.kernels.{name}")
-    listed: dict[str, tuple[Any, ...]] = getattr(module, "ENTRIES", {name: ()})
-    return tuple(
-        entry.format(*(CPP_TYPES.get(one, one) for one in types))
-        for entry, lists in listed.items()
-        for types in product(*lists)
-    )
 
 
 @cache

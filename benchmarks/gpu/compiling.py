@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpuloader import kernels
 from gpuloader.errors import install_command
-from gpuloader.kernels.compiler import OPTIONS, find_nvrtc, kernel_entries, kernel_names, read_source
+from gpuloader.kernels.compiler import CPP_TYPES, OPTIONS, find_nvrtc, kernel_names, read_source
 from gpuloader.system.platforms import usable_cores
 
 # Compute capabilities times ten: of Turing, the oldest that CUDA 13 knows, Hopper and Blackwell. The kernels'
@@ -25,6 +28,17 @@ SOURCES = Path(kernels.__path__[0])
 
 class CompileError(Exception):
     """A kernel does not compile without errors and warnings; the message has the compiler's output."""
+
+
+def kernel_entries(name: str) -> tuple[str, ...]:
+    """Return the entries that can be launched from a kernel's file: C++ names, with types for templates."""
+    module = import_module(f"gpuloader.kernels.{name}")
+    listed: dict[str, tuple[Any, ...]] = getattr(module, "ENTRIES", {name: ()})
+    return tuple(
+        entry.format(*(CPP_TYPES.get(one, one) for one in types))
+        for entry, lists in listed.items()
+        for types in product(*lists)
+    )
 
 
 def compile_kernel(name: str, architecture: int, entries: tuple[str, ...] | None = None) -> bytes:

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 
+from benchmarks.gpu.compiling import kernel_entries
 from gpuloader.kernels.cast import _SOURCES, _TARGETS, cast
-from gpuloader.kernels.compiler import kernel_entries, kernel_names, load_kernel
+from gpuloader.kernels.compiler import kernel_names, load_kernel
 from gpuloader.kernels.crop import crop, erase
 from gpuloader.kernels.gather import gather
 from gpuloader.kernels.mixup import blend, paste

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
-from gpuloader.kernels.compiler import kernel_entries, read_source
+from benchmarks.gpu.compiling import kernel_entries
+from gpuloader.kernels.compiler import read_source
 
 HERE = Path(__file__).parent
 SANITIZED = "GPULOADER_SANITIZE" in os.environ

@@ -8,6 +8,11 @@ from gpuloader.kernels import compiler
 needs_nvrtc = pytest.mark.skipif(compiler.find_nvrtc() is None, reason="NVRTC is not installed")
 
 
+def test_entries_are_named_as_in_cpp():
+    assert compiling.kernel_entries("spin") == ("spin",)
+    assert "gather<unsigned int>" in compiling.kernel_entries("gather")
+
+
 @needs_nvrtc
 def test_every_entry_compiles():
     """Of one kernel; `make kernels` compiles them all, some of them for three architectures and alone."""
