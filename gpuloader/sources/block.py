@@ -316,24 +316,24 @@ class SampleFields:
         names = list(self.fields)
         return f"dicts with the keys {names}" if self.kind == "dict" else f"tuples of {len(names)}"
 
+    def describe_field(self, name: str) -> str:
+        """Return the dtype of a field, and its shape if it is not a number.
+
+        >>> fields = {"x": (np.dtype("float32"), ()), "y": (np.dtype("int64"), (2,)), "z": (None, None)}
+        >>> [*map(SampleFields("dict", fields).describe_field, fields)]
+        ['float32', 'int64 of shape (2,)', 'Python objects']
+        >>> SampleFields("dict", {"x": (np.dtype("int64"), None)}).describe_field("x")
+        'int64 of varying shape'
+        """
+        dtype, shape = self.fields[name]
+        if dtype is None or shape == ():
+            return name_dtype(dtype)
+        return f"{name_dtype(dtype)} of {'varying shape' if shape is None else f'shape {shape}'}"
+
 
 def name_dtype(dtype: np.dtype[Any] | None) -> str:
     """Return the name of a field's dtype for error messages."""
     return "Python objects" if dtype is None else describe_dtype(dtype)
-
-
-def describe_column(field: Field) -> str:
-    """Return the dtype of a field, and its shape if it is not a number.
-
-    >>> describe_column((np.dtype("float32"), ())), describe_column((np.dtype("int64"), (2,)))
-    ('float32', 'int64 of shape (2,)')
-    >>> describe_column((np.dtype("int64"), None)), describe_column((None, None))
-    ('int64 of varying shape', 'Python objects')
-    """
-    dtype, shape = field
-    if dtype is None or shape == ():
-        return name_dtype(dtype)
-    return f"{name_dtype(dtype)} of {'varying shape' if shape is None else f'shape {shape}'}"
 
 
 def of_arrays(kind: str, names: Iterable[str] | None, arrays: Sequence[Any]) -> SampleFields:

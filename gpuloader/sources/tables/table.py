@@ -14,16 +14,7 @@ from gpuloader.fields.ragged import Ragged
 from gpuloader.fields.spec import is_stageable, native
 from gpuloader.foreign import as_array, how_to_read, is_instance, name_table
 from gpuloader.sources.array_rows import ArrayRows
-from gpuloader.sources.block import (
-    Block,
-    Column,
-    Part,
-    Rows,
-    SampleFields,
-    WholeList,
-    describe_column,
-    of_columns,
-)
+from gpuloader.sources.block import Block, Column, Part, Rows, SampleFields, WholeList, of_columns
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.tables.arrow import check_nulls, column_of, refuse_nulls
 
@@ -309,8 +300,8 @@ class TableDataset(ColumnDataset):
         return self.names
 
     def __repr__(self) -> str:
-        fields = self._sample_fields().fields.items()
-        columns = [f"{name} ({describe_column(field)})" for name, field in fields]
+        known = self._sample_fields()
+        columns = [f"{name} ({known.describe_field(name)})" for name in known.fields]
         count = "1 row" if len(self) == 1 else f"{len(self):,} rows"
         more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
         return f"<{type(self).__name__}: {count} of {', '.join(columns[:_SHOWN])}{more}>"
