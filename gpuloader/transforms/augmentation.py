@@ -16,6 +16,7 @@ from gpuloader.checks import check_count, check_number, checked
 from gpuloader.sources.images.annotations import Fields, split_fields, varying_names
 from gpuloader.sources.images.image import FILTERS, Affine
 from gpuloader.transforms import image_transforms
+from gpuloader.transforms.image_transforms import make_affine
 
 
 @dataclass(frozen=True)
@@ -116,14 +117,10 @@ def make_space(shear: float, across: float, down: float, turn: float, color: flo
 
 
 _GEOMETRY: Mapping[str, Callable[[tuple[int, int], str, float], Affine]] = {
-    "shear_x": lambda size, how, by: image_transforms.make_affine(
-        size, how, shear=(_slant(by), 0.0), center=(0.0, 0.0)
-    ),
-    "shear_y": lambda size, how, by: image_transforms.make_affine(
-        size, how, shear=(0.0, _slant(by)), center=(0.0, 0.0)
-    ),
-    "translate_x": lambda size, how, by: image_transforms.make_affine(size, how, shift=(int(by), 0)),
-    "translate_y": lambda size, how, by: image_transforms.make_affine(size, how, shift=(0, int(by))),
+    "shear_x": lambda size, how, by: make_affine(size, how, shear=(_slant(by), 0.0), center=(0.0, 0.0)),
+    "shear_y": lambda size, how, by: make_affine(size, how, shear=(0.0, _slant(by)), center=(0.0, 0.0)),
+    "translate_x": lambda size, how, by: make_affine(size, how, shift=(int(by), 0)),
+    "translate_y": lambda size, how, by: make_affine(size, how, shift=(0, int(by))),
     "rotate": lambda size, how, by: make_rotation(size, how, by),
 }
 

@@ -27,7 +27,7 @@ from gpuloader.sources.images.decoding import Pixels, is_plain, shrink_size
 from gpuloader.sources.images.image import Affine, Geometry, Image
 from gpuloader.sources.images.regions import NUMBERS, Code, Encoded, Part, Region
 from gpuloader.sources.images.resampling import CHANGES, find_shift
-from gpuloader.transforms import image_transforms
+from gpuloader.transforms import image_transforms as images
 from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall, Plain
 
@@ -124,13 +124,11 @@ class Decode(Plain):
         return Decoding((((pixels, channels), np.dtype(dtype)),), self.skips)
 
 
-def plan_resampling(
-    field: str | None, transforms: Sequence[image_transforms.ImageTransform]
-) -> Resample | None:
+def plan_resampling(field: str | None, transforms: Sequence[images.ImageTransform]) -> Resample | None:
     """Return the transform that makes the images of a field on a GPU; None if workers must make them.
 
     >>> from gpuloader.transforms import RandomFlip
-    >>> crop = image_transforms.RandomResizedCrop("image", 224, filter="bicubic")
+    >>> crop = images.RandomResizedCrop("image", 224, filter="bicubic")
     >>> plan_resampling("image", [crop, RandomFlip("image")])
     Resample(field='image', size=(224, 224), interpolation='bicubic', changes=0, contrasts=0, normalize=None)
     """
@@ -138,18 +136,15 @@ def plan_resampling(
     interpolation: Interpolation = "bilinear"
     changes: list[str] = []  # at most
     for transform in transforms:
-        if isinstance(transform, image_transforms.Resize | image_transforms.RandomResizedCrop):
+        if isinstance(transform, images.Resize | images.RandomResizedCrop):
             interpolation = "bicubic" if transform.filter == "bicubic" else "bilinear"
-        if isinstance(transform, image_transforms.ColorJitter):
+        if isinstance(transform, images.ColorJitter):
             changes += transform._ranges()
-        elif isinstance(transform, image_transforms.Resize) and not isinstance(transform.size, tuple | list):
+        elif isinstance(transform, images.Resize) and not isinstance(transform.size, tuple | list):
             size = None
-        elif isinstance(
-            transform,
-            image_transforms.CenterCrop | image_transforms.RandomResizedCrop | image_transforms.Resize,
-        ):
-            size = image_transforms.both(transform.size)
-        elif isinstance(transform, image_transforms.PadImage):
+        elif isinstance(transform, images.CenterCrop | images.RandomResizedCrop | images.Resize):
+            size = images.both(transform.size)
+        elif isinstance(transform, images.PadImage):
             size = size and transform._grow(size)
         elif not getattr(transform, "_keeps_size", False):
             return None  # views are several images, and the user's own may make any plan
@@ -168,7 +163,7 @@ def plan_resampling(
 # On the worker: the region of each image
 
 
-def stage_image(image: Any, plan: image_transforms.Plan, made_by: Resample) -> Region:
+def stage_image(image: Any, plan: images.Plan, made_by: Resample) -> Region:
     """Return what a GPU needs to make an image: the region that its plan reads, and its geometry.
 
     `image` is what `as_image` returned, and `made_by` what `plan_resampling` returned for the transforms.
@@ -177,10 +172,10 @@ def stage_image(image: Any, plan: image_transforms.Plan, made_by: Resample) -> R
     if found is None:
         # It takes more passes than the kernels make, for example a resize after a change of color. So the
         # worker makes the image, and the region is the whole result.
-        _, _, height, width = image_transforms.find_geometry(plan).window
+        _, _, height, width = images.find_geometry(plan).window
         geometry, colors = Geometry.of(height, width), np.zeros(2 * made_by.changes, np.float32)
         if not isinstance(image, Image):
-            return cut_region(image_transforms.finish_plan(image, plan), geometry, colors)
+            return cut_region(images.finish_plan(image, plan), geometry, colors)
         numbers = number_part((0, 0, height, width), geometry, colors)
         return Region((height * width, 3), numbers, partial(_make_into, image, plan))
     geometry, colors = found
@@ -195,9 +190,7 @@ def stage_image(image: Any, plan: image_transforms.Plan, made_by: Resample) -> R
     return Region(((bottom - top) * (right - left), 3), numbers, partial(image.decode_part, shrink, part))
 
 
-def stage_encoded(
-    image: Any, plan: image_transforms.Plan, made_by: Resample, index: object = None
-) -> Encoded:
+def stage_encoded(image: Any, plan: images.Plan, made_by: Resample, index: object = None) -> Encoded:
     """Return what a GPU needs to decode and make an image, like `stage_image`.
 
     `index` is the sample's index in the dataset, for errors.
@@ -213,13 +206,13 @@ def stage_encoded(
     return Encoded(code, number_part(part, *found))
 
 
-def find_pass(plan: image_transforms.Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
+def find_pass(plan: images.Plan, made_by: Resample) -> tuple[Geometry, Floats] | None:
     """Return the geometry and color changes by which kernels make an image; None if they cannot."""
     geometry = plan[0]
     assert isinstance(geometry, Geometry)
     changes: tuple[tuple[str, float], ...] = ()
     for step in plan[1:]:
-        if isinstance(step, image_transforms.Coloring):
+        if isinstance(step, images.Coloring):
             changes += step.steps
             continue
         whole = Geometry.of(*geometry.window[2:])
@@ -244,8 +237,8 @@ def find_pass(plan: image_transforms.Plan, made_by: Resample) -> tuple[Geometry,
     return geometry, numbers.reshape(-1)
 
 
-def _make_into(image: Image, plan: image_transforms.Plan, target: Pixels) -> None:
-    target[...] = image_transforms.finish_plan(image, plan).reshape(target.shape)
+def _make_into(image: Image, plan: images.Plan, target: Pixels) -> None:
+    target[...] = images.finish_plan(image, plan).reshape(target.shape)
 
 
 def cut_region(pixels: Pixels, geometry: Geometry, colors: Iterable[float] = ()) -> Region:

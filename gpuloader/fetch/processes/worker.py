@@ -27,11 +27,8 @@ from gpuloader.order.randomness import Draw, exchange_draw, mixed_seed
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import tell_worker
 from gpuloader.staging import Slot
-from gpuloader.system.cores import bind
-from gpuloader.system.finalizers import closing_once
-from gpuloader.system.platforms import close_quietly, keep_freed_memory
+from gpuloader.system import cores, finalizers, platforms, threads
 from gpuloader.system.processes import die_with_parent, enter_depth, flush_output, restrain
-from gpuloader.system.threads import take_signals
 
 _BRIEF = 1000  # characters to send of an error that the link could not pass whole
 
@@ -46,15 +43,15 @@ class _LinkFailed(Exception):
 
 def run_worker(link: socket.socket, number: int, setup: WorkerSetup | None) -> None:
     """Run worker `number` until the link closes; without a `setup`, receive it over the link."""
-    take_signals()
+    threads.take_signals()
     restrain()
-    keep_freed_memory()
+    platforms.keep_freed_memory()
     try:
         _Worker(link, number).serve(setup)
     except (_LoaderGone, _LinkFailed):  # there is nobody left to tell
         pass
     finally:
-        close_quietly(link)
+        platforms.close_quietly(link)
 
 
 class _Worker:
@@ -72,7 +69,7 @@ class _Worker:
         try:
             die_with_parent()  # first: unpickling the dataset runs the user's code, which may hang
             self._setup = setup or self._receive_setup()
-            bind(self._setup.cores)
+            cores.bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
             # NumPy imports its global generator on first use. Done here, an error in that import belongs to
@@ -114,7 +111,7 @@ class _Worker:
                 received.append(message.descriptor)
             setup: WorkerSetup = unpack(received[-1], received[:-1])
         finally:
-            closing_once(*received)()
+            finalizers.closing_once(*received)()
         return setup
 
     def _receive(self) -> Message:
@@ -177,7 +174,7 @@ class _Worker:
         except OSError as error:  # no memory, or no descriptor for the mapping
             raise _LinkFailed(f"the loader's memory could not be mapped: {error}") from error
         finally:
-            closing_once(message.descriptor)()
+            finalizers.closing_once(message.descriptor)()
         if message.kind == Kind.SERIAL:
             self._current = memory.view(np.int64)
         else:
