@@ -20,10 +20,10 @@ LoaderError             base class of them all                              (als
 Invalid arguments raise builtin exceptions. Some of them are `BadValue` or one of its siblings below, which
 derive from two builtin exceptions: the one that Paddle raises, and the one that other libraries raise.
 
-An exception raised by the user's own reader is never wrapped: it reaches the consumer unchanged, with a
-note that names the batch (see :func:`note_batch`). An exception raised by a dataset becomes the cause of
-a `SampleError` that names the sample. `gpuloader.torch` raises the dataset's exception, as PyTorch does, and
-the text of the `SampleError` is its note.
+An exception raised by the user's own reader is never wrapped: it reaches the consumer unchanged, with a note
+that names the batch. An exception raised by a dataset becomes the cause of a `SampleError` that names the
+sample. `gpuloader.torch` raises the dataset's exception, as PyTorch does, and the text of the `SampleError`
+is its note.
 """
 
 from __future__ import annotations
@@ -376,13 +376,6 @@ class NoIndices(TypeError, RuntimeError, AssertionError):
     Paddle raises RuntimeError for the first two and AssertionError for the last. It is a TypeError because
     `list` asks for a length, and does without one only after a TypeError.
     """
-
-
-def note_batch(error: BaseException, batch: int) -> None:
-    """Add a note to an exception of the user's reader that names the batch being read."""
-    note = f"gpuloader: raised by the reader while it produced batch {batch} of the epoch"
-    if note not in getattr(error, "__notes__", ()):
-        error.add_note(note)
 
 
 E = TypeVar("E", bound=LoaderError)

@@ -18,7 +18,7 @@ import numpy as np
 from gpuloader.batches.items import ItemAssembler
 from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import END, Reserve, StagedBatch, write_arrays
-from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error, note_batch
+from gpuloader.errors import BadValue, LoaderError, QueueClosed, SampleError, describe_error
 from gpuloader.fields.convert import as_numbers, fit, fit_if_alike
 from gpuloader.fields.ragged import Ragged, as_ragged
 from gpuloader.fields.spec import Array, FeedSpec, describe
@@ -130,7 +130,9 @@ def _name_batch(error: BaseException, number: int) -> None:
         ) from error
     # A Ctrl-C is not the reader's doing, and the loader's own errors already name the batch.
     elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
-        note_batch(error, number)
+        note = f"gpuloader: raised by the reader while it produced batch {number} of the epoch"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
 
 def check_takes_state(reader: object) -> None:
