@@ -274,11 +274,8 @@ class ItemStream(Pass):
         assembler = self._assembler
         if self._items is None:
             self._asked_before = count_rank_questions()
-            self._items = assembler.read(
-                self._open(number),
-                lambda count: (self._number, 0 if self._in_blocks else count % self._size),
-                closes=True,
-            )
+            at = lambda count: (self._number, 0 if self._in_blocks else count % self._size)  # noqa: E731
+            self._items = assembler.read(self._open(number), at, closes=True)
         self._number = number
         least = self._size if self._drop_last else 1
         staged = assembler.stage(self._items, number, self._size, least, reserve, in_blocks=self._in_blocks)

@@ -12,14 +12,13 @@ from gpuloader.cli import fail, parse_count, show_status
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     source = "a folder of images by class, a CSV, JSON Lines, Parquet or tar file, or hf:NAME[:SPLIT]"
-    parser.add_argument("source", help=source)
-    parser.add_argument("folder", type=Path, help="where the shards go")
-    parser.add_argument("--format", choices=("parquet", "tar"), default="parquet", help="of the shards")
-    parser.add_argument("--rows", type=parse_count, metavar="N", help="samples per shard")
-    parser.add_argument(
-        "--size", type=parse_count, default=64, metavar="MIB", help="of a shard; 64 by default"
-    )
-    parser.add_argument("--workers", type=int, default=0, metavar="N", help="processes that read and encode")
+    add = parser.add_argument
+    add("source", help=source)
+    add("folder", type=Path, help="where the shards go")
+    add("--format", choices=("parquet", "tar"), default="parquet", help="of the shards")
+    add("--rows", type=parse_count, metavar="N", help="samples per shard")
+    add("--size", type=parse_count, default=64, metavar="MIB", help="of a shard; 64 by default")
+    add("--workers", type=int, default=0, metavar="N", help="processes that read and encode")
 
 
 def run(options: argparse.Namespace) -> int:

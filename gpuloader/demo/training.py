@@ -230,11 +230,10 @@ def train_in_turn(
     """
     ways = ("synchronous", "asynchronous") if way is None else (way,)
     few = max(1, min(epochs, SLOWED_DIGITS // len(digits)))
+    plan = {"with waits" if wait else "as it is": (epochs, wait)}
     if way is None:
         # Without waits, MNIST is read too fast to show what reading ahead hides, hence a second pair.
         plan = {"as it is": (epochs, 0.0)} | ({"with waits": (few, wait)} if wait else {})
-    else:
-        plan = {"with waits" if wait else "as it is": (epochs, wait)}
     tell("warming up")
     train(digits, place, epochs=1, asynchronous=True)  # fills caches and starts the GPU libraries
     groups: dict[str, dict[str, Run]] = {}

@@ -29,9 +29,7 @@ from gpuloader.system.finalizers import LivingKeys
 from gpuloader.system.platforms import available_memory
 from gpuloader.transforms.program import BatchProgram, KernelCall, Programmer, RowSource, Step, Transform
 
-_ONE_SCHEMA = (
-    "a cache needs all samples to have one form; leave cache out, or give them one shape in the dataset"
-)
+_ONE_SCHEMA = "a cache needs all samples to have one form; leave cache out, or give them one in the dataset"
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,19 +121,14 @@ def _check_alike(tree: Tree, arrays: Sequence[Array], batch: Any, filled: int) -
     """Return the fields of a batch whose samples have the form of the `filled` samples before them."""
     found = Tree.of(batch)
     if found != tree:
-        raise SampleError(
-            f"expected {tree.describe()} as in sample 0, got {found.describe()}; {_ONE_SCHEMA}",
-            dataset_index=filled,
-        )
+        problem = f"expected {tree.describe()} as in sample 0, got {found.describe()}; {_ONE_SCHEMA}"
+        raise SampleError(problem, dataset_index=filled)
     parts: Sequence[Any] = tree.flatten(batch)
     for leaf, array, part in zip(tree.leaves, arrays, parts, strict=True):
         if array.dtype != part.dtype or array.shape[1:] != part.shape[1:]:
             expected, got = (describe_field(one.shape[1:], one.dtype) for one in (array, part))
-            raise SampleError(
-                f"expected {expected} as in sample 0, got {got}; {_ONE_SCHEMA}",
-                dataset_index=filled,
-                field=leaf.name,
-            )
+            problem = f"expected {expected} as in sample 0, got {got}; {_ONE_SCHEMA}"
+            raise SampleError(problem, dataset_index=filled, field=leaf.name)
     return parts
 
 

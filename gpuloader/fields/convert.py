@@ -276,11 +276,8 @@ def as_numbers(value: object, wanted: np.dtype[Any] | None = None, *, parses: bo
                 f"expected an array of numbers, got a {type(value).__name__} of Arrow with the columns "
                 f"{value.column_names}; to have its rows as samples, pass DataLoader a list of such tables"
             )
-    if (
-        array.dtype == np.float64
-        and isinstance(value, list | tuple)
-        and (wanted is None or wanted.kind in "iu")
-    ):
+    may_round = array.dtype == np.float64 and (wanted is None or wanted.kind in "iu")
+    if may_round and isinstance(value, list | tuple):
         _check_mixed(value, array)
     if array.dtype.kind in "US":
         if not parses:

@@ -366,11 +366,7 @@ class Padding:
     def __post_init__(self) -> None:
         check_number("value", self.value)
         axes = self.axes if isinstance(self.axes, list | tuple) else [self.axes]
-        if (
-            not axes
-            or not all(type(axis) is int and axis >= 0 for axis in axes)
-            or len(set(axes)) < len(axes)
-        ):
+        if not axes or not all(type(axis) is int and axis >= 0 for axis in axes) or len({*axes}) < len(axes):
             raise BadValue(f"axes must be different integers of 0 or more, got {self.axes!r}")
         object.__setattr__(self, "axes", tuple(sorted(axes)))
         check_word("side", self.side, SIDES)

@@ -303,11 +303,8 @@ _pickling_of = attrgetter("__reduce__", "__reduce_ex__", "__setstate__")
 
 def _reduce_array(array: NDArray[Any], contents: Contents) -> Any:
     kind = type(array)
-    if (
-        array.dtype.hasobject
-        or kind in copyreg.dispatch_table
-        or _pickling_of(kind) != _pickling_of(np.ndarray)
-    ):
+    has_own = kind in copyreg.dispatch_table or _pickling_of(kind) != _pickling_of(np.ndarray)
+    if has_own or array.dtype.hasobject:
         return NotImplemented
     plain = array.view(np.ndarray)
     layout: tuple[Any, ...] = (array.shape, array.dtype, array.strides)

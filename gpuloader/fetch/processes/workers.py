@@ -673,12 +673,9 @@ def died(worker: WorkerProcess, code: int | None, held: list[Job]) -> WorkerErro
     if indices:
         more = f" and {len(indices) - _NAMED} more" if len(indices) > _NAMED else ""
         doing += f" (samples {', '.join(map(repr, indices[:_NAMED]))}{more})"
-    return WorkerError(
-        f"worker {worker.number} (process {worker.child.pid}) {cause} while it {doing}{hint}",
-        pid=worker.child.pid,
-        signal=signal,
-        indices=indices,
-    )
+    pid = worker.child.pid
+    problem = f"worker {worker.number} (process {pid}) {cause} while it {doing}{hint}"
+    return WorkerError(problem, pid=pid, signal=signal, indices=indices)
 
 
 def _ordinal(number: int) -> str:

@@ -501,11 +501,8 @@ def load_idx(folder: str | os.PathLike[str], valid_count: int = 10_000) -> Mnist
     if split < 1:
         expected = f"more than {count:,} training digits, the size of the validation set"
         raise _problem(Path(folder), f"expected {expected}, got {len(train):,}")
-    return Mnist(
-        DigitSet(train.images[:split], train.labels[:split]),
-        DigitSet(train.images[split:], train.labels[split:]),
-        test,
-    )
+    kept, valid = (DigitSet(train.images[part], train.labels[part]) for part in np.s_[:split, split:])
+    return Mnist(kept, valid, test)
 
 
 def _read_header(file: BinaryIO, path: Path) -> tuple[int, ...]:

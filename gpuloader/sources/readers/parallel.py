@@ -381,11 +381,8 @@ class _ReaderProcess:
         from gpuloader.system.processes import describe_death
 
         cause, signal = describe_death(self.child.exit_code(_GRACE_S))
-        return WorkerError(
-            f"reader process {self.child.pid} {cause} before its reader ended",
-            pid=self.child.pid,
-            signal=signal,
-        )
+        problem = f"reader process {self.child.pid} {cause} before its reader ended"
+        return WorkerError(problem, pid=self.child.pid, signal=signal)
 
 
 def _stop(processes: list[_ReaderProcess]) -> None:
