@@ -125,9 +125,8 @@ def _name_batch(error: BaseException, number: int) -> None:
     if isinstance(error, SampleError):
         error.batch = number
     elif isinstance(error, QueueClosed):  # the reader's own would silently end the epoch
-        raise LoaderError(
-            f"the reader raised {describe_error(error)} while it produced batch {number}"
-        ) from error
+        problem = f"the reader raised {describe_error(error)} while it produced batch {number}"
+        raise LoaderError(problem) from error
     # A Ctrl-C is not the reader's doing, and the loader's own errors already name the batch.
     elif not isinstance(error, LoaderError | GeneratorExit | KeyboardInterrupt):
         note = f"gpuloader: raised by the reader while it produced batch {number} of the epoch"

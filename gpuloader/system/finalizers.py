@@ -60,11 +60,8 @@ def closing_once(*descriptors: int | None) -> Callable[[], object]:
     >>> close = closing_once(None, -1)
     >>> _ = close()
     """
-    closing: list[Callable[[], object]] = []
-    for one in descriptors:
-        if one is not None and one >= 0:
-            closing.append(partial(os.closerange, one, one + 1))  # unlike `os.close`, it raises nothing
-    return once(*closing)
+    # Unlike `os.close`, `os.closerange` raises nothing.
+    return once(*[partial(os.closerange, fd, fd + 1) for fd in descriptors if fd is not None and fd >= 0])
 
 
 class Finalizer:

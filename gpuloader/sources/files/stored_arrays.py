@@ -325,9 +325,8 @@ class StoredArrays(ColumnDataset):
 
 def _row_nbytes(array: Any) -> int:
     """Return the bytes of a row; text and rows of any length count as 64 KiB."""
-    return (
-        OBJECT_NBYTES if array.dtype.hasobject else max(math.prod(array.shape[1:]) * array.dtype.itemsize, 1)
-    )
+    nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    return OBJECT_NBYTES if array.dtype.hasobject else max(nbytes, 1)
 
 
 class ChunkWindows(ColumnDataset):

@@ -339,8 +339,7 @@ def move_points(points: Floats, step: Step) -> Floats:
     """
     if isinstance(step, Affine):
         a, b, c, d, e, f = step.matrix
-        forward = np.linalg.inv([[a, b], [d, e]])
-        return np.asarray((points - (c, f)) @ forward.T)
+        return np.asarray((points - (c, f)) @ np.linalg.inv([[a, b], [d, e]]).T)
     left, top, right, bottom = step.box
     tall, wide = step.size
     y, x, height, width = step.window
