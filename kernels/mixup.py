@@ -156,5 +156,4 @@ def _mix_two(before: NDArray[Any], own: NDArray[Any], mix: NDArray[np.int32]) ->
 
 
 def _as_floats(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
-    floats: NDArray[np.float32] = (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
-    return floats
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)

@@ -293,8 +293,7 @@ class Weighted(Computed):
         """Return the entries at `positions`."""
         if self.replacement:
             return np.searchsorted(self._table(), self._uniform(positions), side="right")
-        chosen: IndexArray = self._table()[positions]
-        return chosen
+        return self._table()[positions]
 
     def _table(self) -> NDArray[Any]:
         """Return the upper bound of each weight in their sum; without replacement, the indices drawn."""

@@ -97,8 +97,7 @@ def read_audio(
     if seconds is not None:
         length = round(seconds * rate)
         values = np.pad(values[:length], ((0, max(length - len(values), 0)), (0, 0)))
-    made: NDArray[np.float32] = np.ascontiguousarray(values[:, 0] if mono else values.T)
-    return made
+    return np.ascontiguousarray(values[:, 0] if mono else values.T)
 
 
 def _check(seconds: float | None, rate: int, at: float | None) -> float:
