@@ -213,8 +213,10 @@ class HuggingFaceStream(IterableDataset[Any]):
             _, workers = find_share(of_ranks=False)
             count //= workers
             number %= count
+        begun = self._resumed is not None
         part, left = self._open(number, count)
-        return itertools.islice(part, number if left > 1 else 0, None, left)
+        # A state is that right behind one of this worker's samples, before those of the others.
+        return itertools.islice(part, left - 1 if begun else number * (left > 1), None, left)
 
     def _open(self, number: int, count: int, *, in_tables: bool = False) -> tuple[Any, int]:
         """Return this worker's part of the stream, and how many workers share the samples of that part."""

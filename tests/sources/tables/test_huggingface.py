@@ -307,6 +307,20 @@ class TestStreams:
         assert found == labels(make())
         assert len(labels(again)) == len(found)  # the next epoch starts at its beginning
 
+    @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("mapped", [False, True])
+    def test_ranks_that_share_the_samples_of_a_shard_resume(self, data, workers, mapped, monkeypatch):
+        stream = data.to_iterable_dataset().remove_columns("words")
+        if mapped:
+            stream = stream.map(lambda row: row)
+        found = []
+        for rank in range(3):
+            monkeypatch.setenv("RANK", str(rank))
+            monkeypatch.setenv("WORLD_SIZE", "3")
+            before, again = loading.resume(lambda: load(stream, pad=None, batch_size=2, **workers), 2)
+            found += labels(before) + labels(again)
+        assert sorted(found) == list(range(ROWS))
+
     def test_workers_info_is_as_before_for_functions_that_ask(self, data):
         torch = pytest.importorskip("torch")
 
