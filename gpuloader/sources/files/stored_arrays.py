@@ -74,7 +74,6 @@ Outs = Sequence[NDArray[Any] | None]  # arrays for the rows of the spans
 _DAMAGE = (json.JSONDecodeError, UnicodeDecodeError, TypeError, AttributeError)
 
 
-_AGAIN = "make a new dataset of a store that has changed"
 _NOTHING: tuple[int, int, dict[str, Any]] = 0, 0, {}
 
 
@@ -272,7 +271,7 @@ class StoredArrays(ColumnDataset):
                     if not array.shape:
                         raise self._fault("expected an array with a first dimension, got one value", name)
                     if array.shape[0] < self._length:  # a slice beyond the end is cut off without an error
-                        raise self._fault(f"{array.shape[0]} of {self._length} rows are left; {_AGAIN}", name)
+                        raise self._fault(f"{array.shape[0]} of {self._length} rows are left", name)
                 self._held = os.getpid(), store, arrays
             return self._held[2]
 

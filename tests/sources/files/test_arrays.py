@@ -411,7 +411,7 @@ def test_a_file_that_has_lost_rows_since_is_an_error(write, tmp_path, workers):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         write(tmp_path, image=IMAGES[:-1], label=np.arange(COUNT - 1))
         # The last batch has two rows, of which only one is left: it would come twice.
-        with pytest.raises(SampleError, match="'image': 59 of 60 rows are left; make a new"):
+        with pytest.raises(SampleError, match="'image': 59 of 60 rows are left"):
             list(DataLoader(dataset, places="cpu", batch_size=29, **workers))
 
 
