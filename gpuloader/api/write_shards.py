@@ -156,8 +156,8 @@ def _write_rest(
     """Write the shards that an earlier call has not written; note each in the index once it is complete."""
     if index["state"] is not None:
         loader.load_state_dict(index["state"])
-    rows, begun = index["rows"], index["taken"]  # of the first batch, the samples already written
-    shards = index["shards"]
+    # Of the first batch, `begun` samples are already written.
+    rows, begun, shards = index["rows"], index["taken"], index["shards"]
     total = sum(shard["samples"] for shard in shards)
     opened, path, state = ExitStack(), target, loader.state_dict()
     shard: Any = None

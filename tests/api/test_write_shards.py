@@ -230,7 +230,15 @@ def test_one_process_writes_at_a_time(tmp_path):
     [
         ([{"x": 1}] * 64 + [{"y": 1}], "parquet", ValueError, "64 to 64 differ .*Column y does not"),
         ([{"x": 1}, {"y": 1}], "parquet", SampleError, "the same fields"),
-        ([{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}], "parquet", SampleError, "of dates cuts"),
+        ([{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}], "parquet", SampleError, ": dates, date"),
+        (
+            [{"x": datetime(2020, 1, 1)}, {"x": datetime(2020, 1, 1, tzinfo=UTC)}],
+            "parquet",
+            SampleError,
+            "with a time zone need columns of their own",
+        ),
+        ([{"x": 2**63}], "parquet", SampleError, "field 'x': Parquet cannot hold these int"),
+        ([{"a\0b": 1}], "tar", SampleError, "cannot be a member"),
         ([{"x": np.array([2**62 + 1])}, {"x": np.array([1], "u8")}], "parquet", SampleError, "'uint64'"),
         ([{"x": object()}], "parquet", SampleError, "field 'x': Parquet cannot hold these object"),
         ([{"x": object()}], "tar", SampleError, "not JSON serializable"),

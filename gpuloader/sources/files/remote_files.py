@@ -540,5 +540,4 @@ def _find_status(error: BaseException) -> int | None:
 
 def _reason(error: BaseException) -> BaseException:
     """Return the real error: fsspec reports every failure to determine a file's size as a missing file."""
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
-    return error if cause is None else cause
+    return (error.__cause__ or error) if isinstance(error, FileNotFoundError) else error

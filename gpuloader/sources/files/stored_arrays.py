@@ -88,6 +88,7 @@ class StoredArrays(ColumnDataset):
     _decodes = True  # so that worker processes are used, although samples are read in columns
     _buffer: int | None = None  # pickles of earlier releases have none
     _ahead_nbytes = AHEAD_NBYTES
+    _length = 0  # until the arrays have been opened once
 
     def __init__(
         self,
@@ -113,9 +114,6 @@ class StoredArrays(ColumnDataset):
             with self._naming_damage():
                 arrays_here = self._arrays()
                 self._fields = of_arrays("dict", arrays_here, list(arrays_here.values()))
-            for name, array in arrays_here.items():
-                if not array.shape:
-                    raise self._fault("expected an array with a first dimension, got a single value", name)
             lengths = {name: int(array.shape[0]) for name, array in arrays_here.items()}
             if not lengths:
                 raise self._fault("there are no arrays at the top level; name those to read in arrays")
@@ -268,7 +266,13 @@ class StoredArrays(ColumnDataset):
         with self._lock:
             if self._held is None or self._held[0] != os.getpid():
                 store = self._open()
-                self._held = os.getpid(), store, self._choose(store)
+                arrays = self._choose(store)
+                for name, array in arrays.items():
+                    if not array.shape:
+                        raise self._fault("expected an array with a first dimension, got one value", name)
+                    if array.shape[0] < self._length:  # a slice beyond the end is cut off without an error
+                        raise self._fault(f"{array.shape[0]} of {self._length} rows are left", name)
+                self._held = os.getpid(), store, arrays
             return self._held[2]
 
     def _choose(self, store: Any) -> dict[str, Any]:
@@ -325,7 +329,7 @@ class StoredArrays(ColumnDataset):
 
 def _row_nbytes(array: Any) -> int:
     """Return the bytes of a row; text and rows of any length count as 64 KiB."""
-    nbytes = math.prod(array.shape[1:]) * array.dtype.itemsize
+    nbytes: int = math.prod(array.shape[1:]) * array.dtype.itemsize
     return OBJECT_NBYTES if array.dtype.hasobject else max(nbytes, 1)
 
 

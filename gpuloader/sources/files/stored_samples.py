@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from datetime import date, datetime
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,7 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
         values = [row[name] for row in rows]
         try:
             columns[name] = _to_column(pa, values)
-        except (pa.ArrowException, TypeError, ValueError) as error:
+        except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
             kind = type(values[0]).__name__
             raise TypeError(f"field {name!r}: Parquet cannot hold these {kind} values: {error}") from error
     return pa.table(columns)
@@ -93,9 +93,10 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
-        if len({isinstance(value, datetime) for value in values if isinstance(value, date)}) > 1:
-            # Arrow would do so without an error.
-            raise TypeError("a column of dates cuts off the times of datetimes")
+        # 0 for a date, None for a datetime, 1 for one with a time zone.
+        if len({getattr(value, "tzinfo", 0) and 1 for value in values if isinstance(value, date)}) > 1:
+            # Arrow would cut off times, and shift datetimes without a time zone, without an error.
+            raise TypeError("dates, datetimes, and datetimes with a time zone need columns of their own")
         return pa.array(values)
     if len({value.shape for value in values}) > 1 or 0 in values[0].shape:
         return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)
@@ -143,7 +144,7 @@ def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
         else:
             number = value.item() if isinstance(value, np.generic) else value
             ending, data = _end(name, "json"), json.dumps(number).encode()
-        if "/" in ending or ending in members or ending != ending.lower():  # as which it would be read
+        if {*"/\0"} & {*ending} or ending in members or ending != ending.lower():  # as which it would be read
             raise ValueError(f"field {name!r} cannot be a member {ending!r} of a tar file: rename the field")
         members[ending] = data
     return members

@@ -96,9 +96,7 @@ class _Files(Dataset[ImageSample]):
             image = self.transform(image.to_pillow() if isinstance(image, Image) else image)
         if self._labels is None:
             return image
-        label = self._labels[rows]
-        if not self._labels.ndim > 1:
-            label = label.item()
+        label = self._labels[rows] if self._labels.ndim > 1 else self._labels[rows].item()
         return self._sample(image, label if self.target_transform is None else self.target_transform(label))
 
     def _load(self, path: str) -> Any:

@@ -213,8 +213,11 @@ class HuggingFaceStream(IterableDataset[Any]):
             _, workers = find_share(of_ranks=False)
             count //= workers
             number %= count
+        at = None if self._resumed is None else self._resumed.get("part", (number, count))[0]
         part, left = self._open(number, count)
-        return itertools.islice(part, number if left > 1 else 0, None, left)
+        # A state is right behind a sample of its reader, which may be another rank's.
+        first = number if at is None else number - at + left - 1
+        return itertools.islice(part, first if left > 1 else 0, None, left)
 
     def _open(self, number: int, count: int, *, in_tables: bool = False) -> tuple[Any, int]:
         """Return this worker's part of the stream, and how many workers share the samples of that part."""
@@ -226,8 +229,10 @@ class HuggingFaceStream(IterableDataset[Any]):
         draw = current_draw()
         part.set_epoch(0 if draw.seed is None else draw.epoch)
         if self._resumed is not None:
+            if (readers := self._resumed.get("part", (number, count))[1]) != count:
+                raise ValueError(f"{readers} workers of all ranks shared it, got {count}; use as many")
             part.load_state_dict(self._resumed)
-        self._part, self._resumed = part, None
+        self._part, self._resumed = (part, [number, count]), None
         return part, 1 if by_shards else count
 
     @property
@@ -239,7 +244,7 @@ class HuggingFaceStream(IterableDataset[Any]):
     def state_dict(self) -> Any:
         """Returns the position of the latest pass; exists only if the stream can resume exactly."""
         self._check_resumable("state_dict")
-        return lambda: {} if self._part is None else self._part.state_dict()
+        return lambda: {} if self._part is None else {**self._part[0].state_dict(), "part": self._part[1]}
 
     @property
     def load_state_dict(self) -> Any:

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import pickle
 import resource
+import shutil
 import struct
 import sys
 import tempfile
@@ -401,6 +402,17 @@ def test_an_hdf5_chunk_that_claims_another_size_is_an_error(tmp_path, shuffle):
     with closing(HDF5Dataset(path)) as dataset, pytest.raises(SampleError) as raised:
         list(DataLoader(dataset, places="cpu", batch_size=40, shuffle=shuffle))
     assert "the chunk of row 40 has 8 bytes, not 320000" in str(raised.value.__cause__)
+
+
+@pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=str)
+def test_a_file_that_has_lost_rows_since_is_an_error(write, tmp_path, workers):
+    path, kind = write(tmp_path, image=IMAGES, label=np.arange(COUNT))
+    with closing(kind(path)) as dataset:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        write(tmp_path, image=IMAGES[:-1], label=np.arange(COUNT - 1))
+        # The last batch has two rows, of which only one is left: it would come twice.
+        with pytest.raises(SampleError, match="'image': 59 of 60 rows are left"):
+            list(DataLoader(dataset, places="cpu", batch_size=29, **workers))
 
 
 def test_what_has_no_chunks_is_not_shuffled_by_them(dataset):

@@ -307,6 +307,34 @@ class TestStreams:
         assert found == labels(make())
         assert len(labels(again)) == len(found)  # the next epoch starts at its beginning
 
+    @pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
+    @pytest.mark.parametrize("mapped", [False, True])
+    def test_ranks_that_share_the_samples_of_a_shard_resume(self, data, workers, mapped, monkeypatch):
+        stream = data.to_iterable_dataset().remove_columns("words")
+        if mapped:
+            stream = stream.map(lambda row: row)
+
+        def make():
+            return load(stream, pad=None, batch_size=2, **workers)
+
+        monkeypatch.setenv("WORLD_SIZE", "3")
+        found, saved = [], None
+        for rank in range(3):
+            monkeypatch.setenv("RANK", str(rank))
+            before, again = loading.resume(make, 2)
+            saved = saved or again.state_dict()
+            rest = labels(again)
+            found += labels(before) + rest
+            again = make()
+            again.load_state_dict(saved)  # that of the first rank, which may have saved for all
+            assert labels(again) == rest
+        assert sorted(found) == list(range(ROWS))
+        monkeypatch.setenv("WORLD_SIZE", "4")
+        again = make()
+        again.load_state_dict(saved)
+        with pytest.raises(SampleError, match=r"workers of all ranks shared it, got \d+; use as many"):
+            labels(again)
+
     def test_workers_info_is_as_before_for_functions_that_ask(self, data):
         torch = pytest.importorskip("torch")
 
