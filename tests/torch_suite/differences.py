@@ -82,8 +82,8 @@ DIFFERENCES = {
         "two loops over one loader do not take each other's batches",
     ),
     "an-interruption-ends-an-epoch": (
-        "after a KeyboardInterrupt or SystemExit in the dataset, without workers, the iterator continues with "
-        "the next batch",
+        "after a KeyboardInterrupt or SystemExit in the dataset, without workers, the iterator continues "
+        "with the next batch",
         "it raises a LoaderError",
         "a batch would be missing; state_dict() resumes with it",
     ),
