@@ -58,7 +58,7 @@ def check_seconds(name: str, value: object) -> float:
     """Return a finite number of 0 or more; raise `ValueError` naming the parameter for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise BadValue(f"{name} must be a number of seconds of 0 or more, got {value!r}")
-    return float(value)
+    return value if isinstance(value, int) else float(value)
 
 
 def check_word(name: str, value: object, known: tuple[str, ...], *, optional: bool = False) -> None:

@@ -313,13 +313,13 @@ def tensor_over(array: Any, wrap: Callable[[Any], Any] | None = None) -> Any:
     """
     torch: Any = sys.modules.get("torch") or import_module("torch")
     wrap = wrap or torch.from_numpy
-    dtype = array.dtype
-    if dtype.isbuiltin == 1:
-        return wrap(array)
-    # The dtypes of ml_dtypes have the same names as torch's.
-    name = torch_name(dtype) or (dtype.name if dtype.name.startswith(("bfloat", "float8")) else "")
+    dtype, name = array.dtype, ""
+    if dtype.isbuiltin != 1:  # a dtype of ml_dtypes has the same name as torch's
+        name = torch_name(dtype) or (dtype.name if dtype.name.startswith(("bfloat", "float8")) else "")
     held = getattr(torch, name, None) if name else None
-    return wrap(array) if held is None else wrap(array.view(_INTEGERS[array.itemsize])).view(held)
+    made = wrap(array) if held is None else wrap(array.view(_INTEGERS[array.itemsize])).view(held)
+    # All strides of NumPy's view of an empty tensor are 0, which torch would keep.
+    return made if array.size else made.new_empty(made.shape)
 
 
 class ForeignStream(NamedTuple):

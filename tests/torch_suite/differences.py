@@ -76,6 +76,17 @@ DIFFERENCES = {
         "the epoch has the indices that there were at its beginning",
         "an epoch can be resumed only if its order is known",
     ),
+    "iterators-are-independent": (
+        "two iterators of a loader with persistent_workers are one: iter() begins its epoch again",
+        "each has an epoch of its own",
+        "two loops over one loader do not take each other's batches",
+    ),
+    "an-interruption-ends-an-epoch": (
+        "after a KeyboardInterrupt or SystemExit in the dataset, without workers, the iterator continues "
+        "with the next batch",
+        "it raises a LoaderError",
+        "a batch would be missing; state_dict() resumes with it",
+    ),
     "more-is-delivered": (
         "an error for arrays of the other byte order or with negative strides, np.uint64 and complex "
         "numbers, numbers after a tensor, __getitems__ that returns one tensor, and numbers under "

@@ -57,6 +57,17 @@ def test_packed_sequences(lib, workers, batch_first):
         assert data[:, 0].tolist() == [10.0 * number, 10.0 * number + 5]
 
 
+def name_boxes(samples):
+    return {"boxes": torch.zeros(0, 4), "labels": torch.zeros(0, dtype=torch.int64), "name": str(samples)}
+
+
+@WORKERS
+def test_empty_tensors_keep_their_strides(lib, workers):
+    (batch,) = lib.DataLoader([1, 2], 2, collate_fn=name_boxes, num_workers=workers)
+    assert (batch["boxes"].shape, batch["boxes"].stride()) == ((0, 4), (4, 1))
+    assert (batch["labels"].shape, batch["labels"].stride()) == ((0,), (1,))
+
+
 @pytest.mark.filterwarnings("ignore:a tensor that requires a gradient:UserWarning")
 def test_gradients(lib):
     samples = [torch.ones(2, requires_grad=True) * 3 for _ in range(2)]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import gpuloader.torch
+from gpuloader import LoaderError
 from gpuloader.testing import simulated_places
 from tests.torch_suite.datasets import Items, Made, Numbers, pictures
 from tests.torch_suite.libraries import assert_same_on_both
@@ -21,6 +22,30 @@ def options_of(workers, persistent):
 
 def break_down():
     raise RuntimeError("the stream is broken")
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_of_the_dataset(lib, kind):
+    interrupts = [kind()]
+
+    def read(index):
+        if index == 3 and interrupts:
+            raise interrupts.pop()
+        return index
+
+    loader = lib.DataLoader(Made(read), 2)
+    epoch = iter(loader)
+    assert next(epoch).tolist() == [0, 1]
+    with pytest.raises(kind):
+        next(epoch)
+    if not lib.differs("an-interruption-ends-an-epoch"):
+        assert next(epoch).tolist() == [4, 5]
+        return
+    with pytest.raises(LoaderError, match="interrupted in the middle of a batch"):
+        next(epoch)
+    resumed = lib.DataLoader(Made(read), 2)
+    resumed.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in resumed] == [[2, 3], [4, 5]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -78,6 +78,15 @@ class TestIterating:
         pairs = [(one.tolist(), other.tolist()) for one in loader for other in loader]
         assert pairs == list(itertools.product([[0, 1], [2, 3]], repeat=2))
 
+    def test_two_iterators_of_persistent_workers(self, lib, workers):
+        if workers:
+            loader = lib.DataLoader(Numbers(4), 2, num_workers=workers, persistent_workers=True)
+            pairs = [(one.tolist(), other.tolist()) for one, other in zip(loader, loader, strict=True)]
+            if lib.differs("iterators-are-independent"):
+                assert pairs == [([0, 1], [0, 1]), ([2, 3], [2, 3])]
+            else:
+                assert pairs == [([0, 1], [2, 3])]
+
     def test_in_a_thread(self, lib, workers):
         found = []
         loader = lib.DataLoader(Numbers(6), 2, num_workers=workers)

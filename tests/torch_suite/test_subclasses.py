@@ -141,6 +141,7 @@ def test_the_class_is_pytorchs(lib):
     ):  # fmt: skip
         # Frameworks look for them there.
         assert vars(loader)[name] is getattr(loader, name), name
+    assert type(loader.timeout) is int
 
 
 _shift = 0
