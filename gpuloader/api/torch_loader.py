@@ -443,6 +443,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Make the next loop resume at a state; see `gpuloader.DataLoader.load_state_dict`."""
         super().load_state_dict(state)
+        for name in ("sampler", "batch_sampler"):
+            if hasattr(getattr(self, name), "load_state_dict"):
+                warn(_REDRAWS.format(name=name, kind=type(getattr(self, name)).__name__), UserWarning, 1)
         if self._prepared is not None:
             self._prepared._state = None
 
@@ -524,6 +527,13 @@ _OWN_ORDER = (
     "shuffle by a seed in the Trainer of Transformers. This loader keeps its own, because PyTorch's loader "
     "does not have all of its options. Pass a seed to keep it without this warning, or shard=None for "
     "Accelerate's order, with a PyTorch loader that ignores those options"
+)
+
+
+_REDRAWS = (
+    "the loader does not use the state_dict of the {name}, of type {kind}: to resume, it asks it for the "
+    "epoch's indices again and drops those that were delivered. So it has to yield the same indices again, "
+    "for example from a generator that its __iter__ seeds with the epoch of set_epoch"
 )
 
 

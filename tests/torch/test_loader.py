@@ -192,3 +192,14 @@ def test_a_datasets_own_generator_stays_as_it_is():
     drawing = Made(lambda index: own.random(), 4)
     loader = DataLoader(drawing, 4, seed=1, num_workers=1, worker_init_fn=seed_everything)
     assert next(iter(loader)).tolist() == np.random.default_rng(3).random(4).tolist()
+
+
+@pytest.mark.parametrize("name", ["sampler", "batch_sampler"])
+def test_a_sampler_with_a_state_of_its_own_is_warned_of(name):
+    class Stateful(list):
+        def load_state_dict(self, state):
+            raise AssertionError
+
+    loader = DataLoader(range(4), **{name: Stateful([[0, 1]] if name == "batch_sampler" else [1, 0])})
+    with pytest.warns(UserWarning, match=f"does not use the state_dict of the {name}, of type Stateful"):
+        loader.load_state_dict(loader.state_dict())

@@ -183,6 +183,7 @@ DRAWN_OUTSIDE = ["shuffled", "generator", "a batch sampler with a state", "rando
 WITH_WORKERS = [*DRAWN_OUTSIDE, "stateless items", "a generator", "itself", *READ_IN_WORKERS]
 
 
+@pytest.mark.filterwarnings("ignore:the loader does not use the state_dict of the:UserWarning")
 @pytest.mark.parametrize(
     ("name", "options", "taken"),
     [

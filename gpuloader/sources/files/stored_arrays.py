@@ -271,7 +271,8 @@ class StoredArrays(ColumnDataset):
                     if not array.shape:
                         raise self._fault("expected an array with a first dimension, got one value", name)
                     if array.shape[0] < self._length:  # a slice beyond the end is cut off without an error
-                        raise self._fault(f"{array.shape[0]} of {self._length} rows are left", name)
+                        left = f"{array.shape[0]} of {self._length} rows are left"
+                        raise self._fault(f"{left}: make the dataset after the file was written", name)
                 self._held = os.getpid(), store, arrays
             return self._held[2]
 
