@@ -32,7 +32,7 @@ from gpuloader import (
 )
 from gpuloader.order.order import AT_END, Mixed
 from tests import loading
-from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
+from tests.sample_sets import PROCESSES, WORKERS, MadeAtOnce, name_workers
 from tests.sources.files.tar_files import write_tar
 
 terms = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4)
@@ -225,10 +225,6 @@ class TestWeightsAreNotLost:
         found = samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=Wrapping()))
         assert counts(found) == [20, 40, 60]
 
-    def test_its_datasets_may_be_read_in_any_order(self):
-        loader = load(ConcatDataset(mix().datasets), shuffle=False, sampler=[20, 0, 81])
-        assert samples(loader) == [1000, 0, 2001]
-
 
 @pytest.mark.parametrize(
     ("datasets", "weights", "at_end", "message"),
@@ -245,6 +241,9 @@ class TestWeightsAreNotLost:
         (["a", "b"], [1, 1], "end", "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
         (["a", "b"], [1, 1e-300], "repeat", "an epoch would have .* the weights are too far from"),
         ([range(2**51)] * 2, [1, 1], "stop", "an epoch would have 4.5e\\+15 samples"),
+        ([IterableDataset()] * 2, [1], "stop", "weights must be one per dataset: 2, got 1"),
+        ([IterableDataset()], [1], ["stop"] * 2, "at_end must be one per dataset: 1, got 2"),
+        ([IterableDataset()], [1], "end", "at_end must be one of"),
     ],
 )
 def test_bad_values(datasets, weights, at_end, message):
@@ -260,6 +259,7 @@ def test_bad_values(datasets, weights, at_end, message):
         (TensorDataset(np.zeros(2)), "datasets must be a list of datasets, got the dataset TensorDataset"),
         ("ab", "datasets must be a list of datasets, got the text 'ab'"),
         (["a", IterableDataset()], "dataset (1 must be map-style, got the Iter|0 must be iterable)"),
+        ([IterableDataset(), "a"], "dataset (0 must be map-style, got the Iter|1 must be iterable)"),
     ],
 )
 def test_what_is_no_list_of_datasets(compose, parts, message):
@@ -380,17 +380,6 @@ class TestStreams:
         assert set(samples(loader)) == {0, *range(1000, 1040)}
         assert samples(load_stream(MixDataset([stream(0), stream(0)], [1, 1], at_end="repeat"))) == []
 
-    @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-    def test_files_of_several_kinds(self, tmp_path, workers):
-        def make():
-            shuffled = {"shuffle": True, "shuffle_buffer": 50}
-            rows = stored(tmp_path, "parquet", range(1000, 1200), **shuffled)
-            mixed = MixDataset([stored(tmp_path, "tar", range(40)), rows], [1, 2], at_end="repeat")
-            return load_stream(mixed, **workers)
-
-        counts = (6,) if workers is PROCESSES else (1, 6, 25)
-        assert set(check_resuming(make, counts)) == {*range(40), *range(1000, 1200)}
-
     @pytest.mark.parametrize("kind", ["tar", "parquet"])
     def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, tmp_path, kind):
         def make():
@@ -405,19 +394,6 @@ class TestStreams:
         found = [one for batch in load_stream(mixed) for one in batch["n"].tolist() if one < 1000]
         assert sorted(found[:60]) == sorted(found[60:120]) == list(range(60))
         assert found[:60] != found[60:120] != list(range(60))
-
-    @pytest.mark.parametrize(
-        ("datasets", "options", "error", "problem"),
-        [
-            ([stream(3), "ab"], {}, TypeError, "dataset 1 must be iterable like the others"),
-            ([stream(3)] * 2, {"weights": [1]}, ValueError, "weights must be one per dataset: 2, got 1"),
-            ([stream(3)], {"at_end": ["stop"] * 2}, ValueError, "at_end must be one per dataset: 1, got 2"),
-            ([stream(3)], {"at_end": "end"}, ValueError, "at_end must be one of"),
-        ],
-    )
-    def test_bad_values(self, datasets, options, error, problem):
-        with pytest.raises(error, match=problem):
-            MixDataset(datasets, **{"weights": [1] * len(datasets), **options})
 
     def test_a_state_of_other_streams_is_refused(self):
         with pytest.raises(ValueError, match="not the state of a mix of 1 streams"):
