@@ -1,6 +1,5 @@
 """`multiprocess_reader`: items, errors, and processes that end and report how they ended."""
 
-import _thread
 import faulthandler
 import itertools
 import multiprocessing
@@ -166,26 +165,6 @@ def test_a_lack_of_descriptors_is_a_typed_error(monkeypatch):
         list(multiprocess_reader([lambda: range(3)])())
 
 
-def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
-    def start(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", start)
-    with pytest.raises(LoaderError, match=r"the end of the parent: can't start new thread; free some memory"):
-        list(multiprocess_reader([lambda: range(3)])())
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_death_of_one_process_ends_the_others():
-    def dying():
-        yield os.getpid()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(WorkerError) as caught:
-        list(multiprocess_reader([lambda: time.sleep(1000), dying, blocked])())
-    assert caught.value.signal == signal.SIGKILL
-
-
 class Unopenable:
     """Can be pickled, and raises an OSError when it is unpickled."""
 
@@ -219,12 +198,6 @@ def test_what_does_not_come_through_the_pipe_is_an_error(reader, kind, message):
         list(multiprocess_reader([reader], queue_size=2)())
 
 
-needs_pidfd = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="without it, a process that inherited the pipe hides the death"
-)
-
-
-@needs_pidfd
 def test_a_killed_process_is_noticed_though_a_child_of_its_own_lives_on():
     def reader():
         heir = os.fork()
@@ -248,7 +221,6 @@ def test_readers_started_by_several_threads_at_once_all_arrive():
     assert seen == [sorted([*range(5)] * 2)] * 4
 
 
-@needs_pidfd
 def test_processes_die_with_a_killed_parent_though_a_later_fork_lives_on():
     code = """
         import multiprocessing, os, signal, time

@@ -340,11 +340,6 @@ class TestWithTheRest:
         assert column(load(part), "label") == [3, 5]
         assert next(iter(load(part)))["x"].tolist() == [0.75, 1.25]
 
-    def test_mixes_and_chains_of_tables(self):
-        table = TableDataset(mixed())
-        assert column(load(ConcatDataset([table, table])), "name") == mixed()["name"] * 2
-        assert len(column(load(MixDataset([table, table], [1, 3], at_end="drop")), "label")) == 2 * ROWS
-
     def test_transforms_and_caches(self):
         (batch,) = load(mixed(), batch_size=ROWS, transforms=[OneHot("label", 23)])
         assert (batch["label"] == np.eye(ROWS)).all()
