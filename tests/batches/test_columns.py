@@ -2,6 +2,7 @@
 
 import itertools
 import traceback
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from gpuloader.sources.describing import describe
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 from gpuloader.staging import arrange
 from gpuloader.transforms import OneHot, Resize
+from tests.api.streams import Items
 from tests.loading import resume
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, THREADS, assert_same, name_workers
 
@@ -66,11 +68,7 @@ def make_region(pixels, channels):
 
 
 TWO_REGIONS = [make_region(2, channels) for channels in (3, 1)]
-
-
 STEPS = r"expected steps of shape \({},\) as .*, got \({},\)$"
-
-
 ROWS = r"expected shape \(2,\) as in the batch's first sample, got \(3,\)"
 
 
@@ -92,7 +90,7 @@ def test_a_sample_unlike_the_first_is_named(feed, samples, message):
 
 
 class Names:
-    """A column of text."""
+    """A column of text, or of other objects."""
 
     def __init__(self, values):
         self.values = np.asarray(values, object)
@@ -236,16 +234,6 @@ def test_a_column_may_change_from_block_to_block(name, column, rows):
         assert_same(second[name], wanted[name])
 
 
-class Mixed:
-    """A column of objects some of which are numbers."""
-
-    def __init__(self, values):
-        self.values = values
-
-    def take(self, rows):
-        return [self.values[row] for row in range(rows.start, rows.stop)]
-
-
 @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
 def test_the_first_sample_of_a_block_decides_about_a_column_of_objects(workers):
     """Not the schema of the block before it, which another worker may have read."""
@@ -260,7 +248,7 @@ def test_the_first_sample_of_a_block_decides_about_a_column_of_objects(workers):
             for column in (["a", "b"], [1, 2], [None, 3], [4, 5])[
                 (info.id if info else 0) :: 2 if info else 1
             ]:
-                yield Block([Part({"x": Mixed(column)}, slice(0, 2))])
+                yield Block([Part({"x": Names(column)}, slice(0, 2))])
 
     loader = DataLoader(Objects(), places="cpu", batch_size=2, **workers)
     found = [batch["x"] for batch in loader]
@@ -372,14 +360,9 @@ class Whole(Columns):
             yield Block(self.parts(start, min(start + size, self.count)))
 
 
-class Sampled(IterableDataset):
-    """The samples of a dataset in blocks, one by one."""
-
-    def __init__(self, dataset):
-        self.dataset = dataset
-
-    def __iter__(self):
-        return iter(self.dataset)
+def one_by_one(dataset):
+    """Return the samples of a dataset in blocks, without the blocks."""
+    return Items(partial(iter, dataset))
 
 
 @pytest.mark.parametrize("uneven", ["pad", "drop", "repeat"])
@@ -392,7 +375,7 @@ def test_divided_blocks_are_divided_samples(count, uneven, workers):
     for rank in range(3):
         options = {"places": "cpu", "batch_size": 4, "shard": (rank, 3), "uneven": uneven}
         found = list(DataLoader(Whole(count), **options, **workers))
-        wanted = list(DataLoader(Sampled(Whole(count)), **options))
+        wanted = list(DataLoader(one_by_one(Whole(count)), **options))
         assert len(found) == len(wanted)
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)
@@ -417,7 +400,7 @@ def test_a_rank_has_its_rows_however_they_lie_in_memory(name):
 
     for rank in range(2):
         options = {"places": "cpu", "batch_size": 4, "shard": (rank, 2), "uneven": "drop"}
-        found, wanted = (list(DataLoader(one, **options)) for one in (Lying(24), Sampled(Lying(24))))
+        found, wanted = (list(DataLoader(one, **options)) for one in (Lying(24), one_by_one(Lying(24))))
         assert len(found) == 3
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)

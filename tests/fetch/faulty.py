@@ -110,13 +110,6 @@ exit_at_once = partial(os._exit, 3)
 exit_politely = partial(sys.exit, 5)
 
 
-def say_where(path, seconds):
-    """Write this process's id to a file, then sleep."""
-    with open(path, "w") as file:
-        file.write(str(os.getpid()))
-    time.sleep(seconds)
-
-
 def loader(dataset, **options):
     return DataLoader(dataset, **{"places": "cpu", "num_workers": 2, "batch_size": 4, "seed": 7, **options})
 

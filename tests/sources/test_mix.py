@@ -1,7 +1,6 @@
 """Mixed datasets: proportions, what happens when one ends, repeating, resuming and ranks."""
 
 import itertools
-import json
 import os
 import pickle
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from gpuloader.order.order import AT_END, Mixed
 from tests import loading
 from tests.sample_sets import PROCESSES, WORKERS, MadeAtOnce, name_workers
 from tests.sources.files.tar_files import write_tar
+from tests.sources.files.test_shards import leave
 
 terms = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4)
 
@@ -433,17 +433,6 @@ def load_files(folder, at_end, workers, size, buffer=None, weights=(3, 2, 1, 2),
     how = {"num_workers": workers, "start_method": "fork"} if workers > 1 else {}
     mixed = MixDataset(parts, weights[: len(at_end)], at_end=at_end)
     return loading.load(mixed, batch_size=size, seed=4, **how, **options)
-
-
-def leave(loader, count, state):
-    """Return the numbers of some batches of a loader that resumes at a state, and its own state then."""
-    if state is not None:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-    epoch = iter(loader)
-    found = [number for batch in itertools.islice(epoch, count) for number in batch["n"].tolist()]
-    state = loader.state_dict()
-    epoch.close()
-    return found, state
 
 
 def check_times(found, at_end):

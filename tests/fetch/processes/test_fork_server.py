@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, LoaderError, WorkerError, WorkerTimeout
+from gpuloader import DataLoader, LoaderError, WorkerError
 from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
@@ -299,18 +299,6 @@ def test_a_worker_inherits_nothing_that_belongs_to_its_server_or_to_another_work
             assert not some & others
     # Of the server, whose end it watches; not of the loader nor of another worker.
     assert [opened(pid).count("anon_inode:[pidfd]") for pid in pids] == [1, 1, 1]
-
-
-@on_a_shared_server
-def test_a_worker_that_hangs_is_killed_and_its_server_goes_on(tmp_path):
-    path = tmp_path / "pid"
-    one = loader(Faulty(4, {0: partial(faulty.say_where, path, 100)}), **SERVED, num_workers=1, timeout=1)
-    with pytest.raises(WorkerTimeout):
-        list(one)
-    server, worker = server_pid(one), int(path.read_text())
-    wait_until(lambda: not is_running(worker))
-    assert is_running(server)
-    one.close()
 
 
 def test_a_server_that_was_killed_is_replaced():

@@ -11,10 +11,8 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import weakref
 from collections import namedtuple
@@ -33,6 +31,7 @@ from gpuloader.fetch.processes import shipping
 from gpuloader.fetch.processes.shipping import Unshippable, names_module, pack, unpack
 from gpuloader.system import platforms
 from tests.fakes import no_other_collection, nothing_left_behind, segments
+from tests.fetch.faulty import run_program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
 
@@ -546,8 +545,8 @@ MAIN = """
 
 
 def test_needs_main_is_told_from_names_not_from_text(pickler):
-    code = textwrap.dedent(MAIN.format(without=pickler == "pickle"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = MAIN.format(without=pickler == "pickle")
+    done = run_program(code)
     assert done.returncode == 0, done.stderr
     expected = "1 1 1 1 1 1" if pickler == "pickle" else "0 0 0 0 0 0"
     assert done.stdout.split() == [*expected.split(), *"000000"]

@@ -2,7 +2,6 @@
 
 import _thread
 import io
-import subprocess
 import sys
 import tarfile
 import threading
@@ -23,6 +22,7 @@ from gpuloader.sources.files.remote_files import (
     open_source,
     persist,
 )
+from tests.fetch.faulty import run_program
 from tests.sources.files.serving import endless, serve
 
 
@@ -298,6 +298,5 @@ assert read() == b"abc"  # over the connection that is open since the first time
 def test_a_fork_that_reads_leaves_the_connections_of_its_parent_alone(tmp_path, remote):
     (tmp_path / "a").write_bytes(b"abc")
     with serve(tmp_path, keeps=True) as served:
-        program = [sys.executable, "-c", READ_IN_A_FORK, f"{served.url}/a"]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+        done = run_program(READ_IN_A_FORK, f"{served.url}/a")
     assert (done.returncode, done.stderr) == (0, "")

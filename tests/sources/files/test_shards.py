@@ -253,14 +253,14 @@ def load(sizes, workers, size, **options):
 
 
 def leave(loader, count, state=None):
-    """Return the numbers of some batches of a loader, and its state after them."""
+    """Return the numbers of some batches of a loader that resumes at a state, and its own state then."""
     if state is not None:
         loader.load_state_dict(json.loads(json.dumps(state)))
     epoch = iter(loader)
-    found = [number for batch in itertools.islice(epoch, count) for number in batch.tolist()]
+    batches = [batch["n"] if isinstance(batch, dict) else batch for batch in itertools.islice(epoch, count)]
     state = loader.state_dict()
     epoch.close()
-    return found, state
+    return [number for batch in batches for number in batch.tolist()], state
 
 
 def run_ranks(count, batches, states=None, *, sizes=(5,) * 12, size=4, workers=1, counted=True, **options):
