@@ -106,6 +106,11 @@ def at_first(path, action):
     action()
 
 
+def once(folder, action):
+    """Return a function that runs an action, but only the first time in any process."""
+    return partial(at_first, str(folder / "once"), action)
+
+
 exit_at_once = partial(os._exit, 3)
 exit_politely = partial(sys.exit, 5)
 
