@@ -22,7 +22,6 @@ from gpuloader import DataLoader, LoaderError, WorkerError
 from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
-from gpuloader.system.processes import default_method
 from tests.fakes import is_running, leave_early, no_other_collection, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
@@ -254,15 +253,6 @@ def test_workers_follow_the_umask_niceness_limits_cores_and_privileges_of_the_pr
 
 
 @on_a_shared_server
-@pytest.mark.parametrize("options", [SERVED, {}], ids=["forkserver", "default"])
-def test_the_parent_of_the_workers_of_every_epoch(options):
-    one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **options)
-    found = [{*batch.tolist()} for _ in range(3) for batch in one]
-    forks = default_method() == "fork" and not options
-    assert found == [{os.getpid() if forks else server_pid(one)}] * 3
-
-
-@on_a_shared_server
 def test_a_server_keeps_no_descriptor_of_workers_that_have_ended():
     one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **SERVED)
 
@@ -424,12 +414,6 @@ def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
     assert len(pids) == 4  # the resource tracker of multiprocessing, the server and two workers
     wait_until(lambda: not any(is_running(pid) for pid in pids))
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_loader_that_is_never_read_leaves_nothing(tmp_path):
-    write_module(tmp_path)
-    run_program("load(), load()", tmp_path, TMPDIR=str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} <= {"imports", "numbers_dataset.py", "__pycache__"}
 
 
 @on_a_shared_server

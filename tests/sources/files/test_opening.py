@@ -3,14 +3,13 @@
 import _thread
 import io
 import sys
-import tarfile
 import threading
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from gpuloader import ParquetDataset, SourceError, TarDataset
+from gpuloader import SourceError
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.files import remote_files as opening
 from gpuloader.sources.files.remote_files import (
@@ -248,15 +247,6 @@ def test_remote_folders_and_patterns_are_listed(pattern):
             find_files(["memory://found/*.tar"], "*.parquet", Tries())
     finally:
         memory.rm("/found", recursive=True)
-
-
-def test_datasets_take_folders_and_patterns(files):
-    folder = files[0].parent
-    for urls in (folder, folder / "*.parquet", [f"{folder}/*.parquet"]):
-        assert ParquetDataset(urls)._urls == [str(file) for file in files]
-    with tarfile.open(folder / "a.tar", "w"):
-        pass
-    assert TarDataset(folder)._urls == TarDataset(f"{folder}/{{a..a}}.tar*")._urls == [f"{folder}/a.tar"]
 
 
 def test_a_thread_of_another_library_is_not_listed_as_one_of_python_once_it_has_read(tmp_path, remote):
