@@ -39,7 +39,13 @@ def test_ours_alone_has_its_colour(monkeypatch, tmp_path):
     from matplotlib.figure import Figure
 
     figures = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    save = Figure.savefig
+
+    def save_and_keep(figure, *arguments, **options):
+        figures.append(figure)
+        save(figure, *arguments, **options)
+
+    monkeypatch.setattr(Figure, "savefig", save_and_keep)
     report = Report(MACHINE, {}, 5, [case(floor=1.0, gpuloader=2.0, torch=0.5, paddle=3.0)])
     plot.draw(report, tmp_path / "plot.png")
     (panel,) = figures[0].axes
