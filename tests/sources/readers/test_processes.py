@@ -16,7 +16,6 @@ import pytest
 from gpuloader import LoaderError, ReaderError, WorkerError
 from gpuloader.reader import multiprocess_reader
 from tests.fakes import is_running, nothing_left_behind, run_threads, wait_until
-from tests.fetch.faulty import run_program
 
 
 @pytest.fixture(autouse=True)
@@ -136,24 +135,6 @@ def test_a_process_is_at_most_queue_size_items_ahead(tmp_path):
 def test_arguments_are_checked_when_decorating(readers, size, kind, problem):
     with pytest.raises(kind, match=problem):
         multiprocess_reader(readers, queue_size=size)
-
-
-def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
-    """The child exits like a program, running all exit handlers."""
-    done = run_program("""
-    import os, sys
-    from gpuloader.reader import multiprocess_reader
-
-    items = multiprocess_reader([lambda: iter(range(500))], queue_size=4)()
-    got = [next(items)]
-    child = os.fork()
-    if child == 0:
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert [*got, *items] == list(range(500))
-    print("done")
-    """)
-    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
 def test_a_lack_of_descriptors_is_a_typed_error(monkeypatch):
