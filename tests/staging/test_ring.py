@@ -192,6 +192,20 @@ def test_many_threads_never_hold_the_same_slot():
     assert ring.free == 3
 
 
+def test_a_private_copy_shares_nothing_with_the_ring_and_does_not_return_to_it():
+    ring = Ring(count=2, spare=0)
+    slot = ring.acquire(LAYOUT.nbytes)
+    slot.views(LAYOUT)[0][...] = 4
+    private = ring.lend(slot, LAYOUT)
+    [view] = lease_views(private, LAYOUT, ring.freed)
+    slot.bytes[:] = 0
+    assert (view == 4).all()
+    del view
+    ring.release(private)
+    ring.drain()
+    assert (ring.free, ring.leased) == (2, 0)
+
+
 @pytest.mark.parametrize("early", [False, True], ids=["later", "before the first batch"])
 def test_a_ring_grows_by_slots_of_the_first_size_and_keeps_count(early):
     ring = Ring(3, 1)
