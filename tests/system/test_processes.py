@@ -78,6 +78,17 @@ def test_a_wait_that_the_system_refuses_for_a_moment_goes_on(number, monkeypatch
         wait_for(5, None)
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_handle_that_was_closed_holds_no_descriptor(method):
+    resource_tracker.ensure_running()  # stays
+    before = len(os.listdir("/proc/self/fd"))
+    with starting():
+        child = start_child(method, "ends", time.sleep, 100)
+    child.end()
+    assert child.released
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_what_was_printed_before_a_fork_is_printed_once_and_who_hangs_in_c_code_ends_at_exit(monkeypatch):
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     program = """
