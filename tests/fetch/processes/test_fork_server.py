@@ -448,20 +448,13 @@ def by_paddle(matrix):
     return (tensor @ tensor).sum()
 
 
-def by_scikit_learn(matrix):
-    from sklearn.cluster import KMeans
-
-    return KMeans(2, n_init=1, random_state=0).fit(matrix[:, :8] + np.arange(256)[:, None]).inertia_
-
-
 def product(compute, index):
     """Compute with a matrix large enough for a library to compute in parallel."""
     return float(compute(np.full((256, 256), index, np.float32)))
 
 
 @pytest.mark.parametrize(
-    ("package", "compute"),
-    [("numpy", by_numpy), ("torch", by_torch), ("paddle", by_paddle), ("sklearn", by_scikit_learn)],
+    ("package", "compute"), [("numpy", by_numpy), ("torch", by_torch), ("paddle", by_paddle)]
 )
 def test_a_forked_worker_computes_after_its_program_has(package, compute):
     """OpenMP's threads do not survive a fork, and waiting for them lasts forever."""
