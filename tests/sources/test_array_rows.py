@@ -238,3 +238,9 @@ class TestShapes:
 def test_only_consecutive_indices_become_a_slice(indices, rows):
     found = as_rows("abcd", indices, 4)
     assert (found if isinstance(found, slice) else found.tolist()) == rows
+
+
+@pytest.mark.parametrize("indices", [[2, 3, 4], [4], [-5, -4], [0, 4, 2]], ids=str)
+def test_rows_that_do_not_exist_are_an_error(indices):
+    with pytest.raises(IndexError, match="has no sample"):
+        as_rows("abcd", indices, 4)
