@@ -345,8 +345,6 @@ class TestWithTheRest:
         assert (batch["label"] == np.eye(ROWS)).all()
         loader = load(numbers(), cache="host", shuffle=True, seed=4)
         assert column(loader, "label") == column(load(numbers(), shuffle=True, seed=4), "label")
-        with pytest.raises(Exception, match=r"fields that are not arrays and cannot be cached: \['name'\]"):
-            list(load(mixed(), cache="host"))
 
     def test_a_class_of_ones_own_makes_its_samples(self):
         class Doubled(TableDataset):
