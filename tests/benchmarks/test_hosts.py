@@ -13,8 +13,6 @@ from benchmarks.peers import FLOOR
 from benchmarks.peers.cases import CASES
 from benchmarks.peers.running import open_host
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs groups of processes")
-
 
 class Scripted:
     """A side with one way for each kind of failure; it runs in the host process."""

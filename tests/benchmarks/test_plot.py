@@ -1,14 +1,11 @@
 """The plot is written as a PNG for any set of figures."""
 
-import sys
-
 import pytest
 
 from benchmarks.hosts import Row
 from benchmarks.measure import Spread
 from benchmarks.peers import plot
 from benchmarks.peers.report import Measured, Report
-from gpuloader.errors import MissingPackage
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed")
 MACHINE = {"processor": "Processor", "cores": "2", "gpuloader": "0.1.0"}
@@ -57,9 +54,3 @@ def test_ours_alone_has_its_colour(monkeypatch, tmp_path):
     assert colours == [plot.PEER_COLOUR, plot.OUR_COLOUR, plot.PEER_COLOUR]
     assert [bar.get_x() + bar.get_width() for bar in panel.patches] == pytest.approx([0.5, 2.0, 3.0])
     assert [text.get_text().split()[0] for text in panel.texts] == ["0.50×", "2.00×", "3.00×"]
-
-
-def test_without_matplotlib_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(MissingPackage, match=r"pip install '.*\[bench\]'"):
-        plot.check_plotting()

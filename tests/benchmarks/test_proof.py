@@ -79,26 +79,16 @@ def test_a_failure_shows_the_end_of_its_output(prove):
     assert page.count("start") < 100
 
 
-def test_parts_that_have_passed_are_kept_and_the_others_run_again(prove):
-    parts = [
-        counting(prove.folder, "good"),
-        counting(prove.folder, "bad", "raise SystemExit(1)"),
-        counting(prove.folder, "new"),
-    ]
-    prove(parts[:2])
-    status, report = prove(parts)
-    assert status == 1
-    assert results(report) == {"good": "passed", "bad": "failed", "new": "passed"}
-    assert [count(prove.folder, name) for name in ("good", "bad", "new")] == [1, 2, 1]
-
-
-def test_what_has_never_run_comes_before_what_has_failed(prove):
+def test_parts_that_have_passed_are_kept_and_what_has_never_run_comes_before_what_has_failed(prove):
     order = prove.folder / "order"
     write = f"open({str(order)!r}, 'a').write"
-    bad = part("bad", f"{write}('b'); raise SystemExit(1)")
-    prove([bad])
-    prove([bad, part("new", f"{write}('n')")])
-    assert order.read_text() == "bnb"
+    bad = part("bad", f"{write}('bad '); raise SystemExit(1)")
+    good, new = (part(name, f"{write}('{name} ')") for name in ("good", "new"))
+    prove([good, bad])
+    status, report = prove([good, bad, new])
+    assert status == 1
+    assert results(report) == {"good": "passed", "bad": "failed", "new": "passed"}
+    assert order.read_text() == "good bad new bad "
 
 
 def test_a_named_part_runs_in_any_case_and_no_other_does_and_other_code_is_proved_anew(prove):

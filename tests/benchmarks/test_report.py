@@ -69,13 +69,8 @@ def test_the_machine_is_described_and_not_named():
 
 
 def test_numbers_and_ratios_have_the_digits_they_deserve():
-    assert [*map(format_number, (0.4912, 8.0, 99.94, 99.96, 1234.5))] == [
-        "0.491",
-        "8",
-        "99.9",
-        "100",
-        "1,234",
-    ]
+    numbers = [*map(format_number, (0.4912, 8.0, 99.94, 99.96, 1234.5))]
+    assert numbers == ["0.491", "8", "99.9", "100", "1,234"]
     assert [*map(format_ratio, (0.034, 1.0, 13.69, 457))] == ["0.03", "1.00", "13.7", "457"]
 
 

@@ -74,7 +74,6 @@ def test_a_library_that_breaks_says_so_from_its_process():
     assert "KeyError" in outcome.problem
 
 
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
 def test_ctrl_c_ends_it_and_its_processes_with_one_line():
     wrapper = (
         "import os, signal, threading\n"

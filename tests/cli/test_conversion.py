@@ -32,10 +32,8 @@ def test_tables_become_parquet_shards(tmp_path, name, content):
 
 
 def test_mistakes_are_one_line(tmp_path):
-    for source, problem in (
-        ("a.doc", "expected a folder of images"),
-        ("missing.csv", "cannot open the file"),
-    ):
+    problems = {"a.doc": "expected a folder of images", "missing.csv": "cannot open the file"}
+    for source, problem in problems.items():
         shown = invoke("convert", str(tmp_path / source), str(tmp_path / "out"))
         assert shown.exit_code == 2
         assert problem in shown.stderr

@@ -106,15 +106,13 @@ def at_first(path, action):
     action()
 
 
+def once(folder, action):
+    """Return a function that runs an action, but only the first time in any process."""
+    return partial(at_first, str(folder / "once"), action)
+
+
 exit_at_once = partial(os._exit, 3)
 exit_politely = partial(sys.exit, 5)
-
-
-def say_where(path, seconds):
-    """Write this process's id to a file, then sleep."""
-    with open(path, "w") as file:
-        file.write(str(os.getpid()))
-    time.sleep(seconds)
 
 
 def loader(dataset, **options):

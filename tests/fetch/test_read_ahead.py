@@ -201,7 +201,6 @@ def test_more_is_held_than_there_are_slots_and_nothing_waits_forever():
         assert [batch.item() for batch in held] == list(range(500))
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_an_epoch_cannot_continue_in_a_forked_process_but_a_new_one_can():
     epoch = iter(load(Numbers(30, LONG)))
@@ -216,7 +215,6 @@ def test_an_epoch_cannot_continue_in_a_forked_process_but_a_new_one_can():
     run_in_fork(child)
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_fork_while_the_thread_is_in_the_middle_of_a_batch():
     begun, go = threading.Semaphore(0), threading.Semaphore(0)
@@ -243,7 +241,6 @@ def test_a_fork_while_the_thread_is_in_the_middle_of_a_batch():
     go.release()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
     def interrupt(index):
         if index == 3:
@@ -259,7 +256,6 @@ def test_an_interrupt_in_the_middle_of_a_batch_ends_the_epoch_and_says_so():
     assert loop(load(Numbers(5))) == list(range(5))
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
 @pytest.mark.parametrize(
     ("function", "way", "count"),
     [(read_ahead.InlineFetch.get, False, 2), (read_ahead.ReadAhead._read_here, True, 0)],

@@ -1,9 +1,13 @@
 """Which start method is chosen if the user names none, and what is said about it."""
 
+from functools import partial
+
 import pytest
 
 from gpuloader.system.processes import default_method
 from tests.fetch import faulty
+from tests.fetch.telling import parent_of
+from tests.sample_sets import Made
 
 PREAMBLE = """
     import os, sys, warnings
@@ -24,22 +28,14 @@ PREAMBLE = """
 SERVED = "Workers start by 'forkserver', because"
 
 
-class Parents:
-    """Samples that tell which process has forked their worker."""
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        import os
-
-        return os.getppid()
+Parents = partial(Made, parent_of, 4)
 
 
-class Framed(Parents):
-    """The same, with a table."""
+class Framed(Made):
+    """The same samples, with a table."""
 
     def __init__(self, frame):
+        super().__init__(parent_of, 4)
         self.frame = frame
 
     def __getitem__(self, index):

@@ -137,9 +137,7 @@ def test_too_few_descriptors_are_one_error_and_cost_none(method):
     resource_tracker.ensure_running()
     errors = []
     options = {"places": "cpu", "num_workers": 2, "start_method": method}
-    list(
-        DataLoader(Made(np.arange, 8), **options)
-    )  # imports what is imported late, which the limit would refuse
+    list(DataLoader(Made(np.arange, 8), **options))  # imports late what the limit would refuse
     for left in range(0, 14, 2):
         loader = DataLoader(Made(np.arange, 8), **options)
         with nothing_left_behind():

@@ -36,7 +36,7 @@ def nothing_released(monkeypatch):
 def hang_once(tmp_path, options):
     """Return a function that hangs the first time: for ever in a process, in a thread until `released`."""
     hang = released.wait if "worker_type" in options else partial(time.sleep, 1000)
-    return partial(faulty.at_first, str(tmp_path / "once"), hang)
+    return faulty.once(tmp_path, hang)
 
 
 @pytest.mark.parametrize("options", WORKERS)

@@ -1,7 +1,6 @@
 """Tests of numbers that are looked at while another thread imports NumPy's masked arrays."""
 
-import subprocess
-import sys
+from tests.fetch.faulty import run_program
 
 PROGRAM = """
 import importlib.machinery, sys, threading
@@ -32,5 +31,5 @@ print(as_numbers([1, 2]).tolist())
 
 
 def test_numbers_wait_for_an_import_in_another_thread():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=240)
+    done = run_program(PROGRAM)
     assert done.stdout == "[1, 2]\n", done.stderr

@@ -59,11 +59,8 @@ def test_splits_are_int64_and_values_the_dtype_asked_for():
 def test_arrays_of_rows_are_samples_too():
     rows = [np.arange(3), np.arange(0), [7]]
     assert Ragged.from_samples(rows, "int64").to_padded().tolist() == [[0, 1, 2], [0, 0, 0], [7, 0, 0]]
-    matrix = np.arange(6).reshape(2, 3)
-    assert Ragged.from_samples([matrix, [[9]]], "int64", lod_level=2).recursive_sequence_lengths() == [
-        [2, 1],
-        [3, 3, 1],
-    ]
+    nested = Ragged.from_samples([np.arange(6).reshape(2, 3), [[9]]], "int64", lod_level=2)
+    assert nested.recursive_sequence_lengths() == [[2, 1], [3, 3, 1]]
 
 
 def test_what_is_joined_does_not_change_with_the_readers_buffer():

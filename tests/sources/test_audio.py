@@ -2,6 +2,7 @@
 
 import io
 import pickle
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from gpuloader import (
     AudioFolder,
     DataLoader,
-    Dataset,
     DecodeError,
     Padding,
     SampleError,
@@ -17,7 +17,7 @@ from gpuloader import (
     sample_rng,
 )
 from gpuloader.errors import SourceError
-from tests.sample_sets import assert_same
+from tests.sample_sets import Made, assert_same
 
 soundfile = pytest.importorskip("soundfile")
 soxr = pytest.importorskip("soxr")
@@ -86,19 +86,13 @@ def test_a_folder_gives_another_stretch_in_each_epoch_and_the_same_to_all_worker
 
 @pytest.mark.parametrize("seconds", [0.5, 4.0], ids=["a part", "longer than the file"])
 def test_a_position_is_one_random_number_of_its_sample(root, seconds):
-    class Moments(Dataset):
-        def __init__(self, draws):
-            self.draws = draws
-
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            at = None if self.draws else sample_rng().random()
-            return read_audio(root / "bark" / "0.flac", seconds, at=at), sample_rng().random()
+    def read(draws, _):
+        at = None if draws else sample_rng().random()
+        return read_audio(root / "bark" / "0.flac", seconds, at=at), sample_rng().random()
 
     drawn, given = (
-        next(iter(DataLoader(Moments(draws), places="cpu", batch_size=4, seed=1))) for draws in (True, False)
+        next(iter(DataLoader(Made(partial(read, draws), 4), places="cpu", batch_size=4, seed=1)))
+        for draws in (True, False)
     )
     for one, other in zip(drawn, given, strict=True):
         np.testing.assert_array_equal(one, other)

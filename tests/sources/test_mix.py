@@ -1,7 +1,6 @@
 """Mixed datasets: proportions, what happens when one ends, repeating, resuming and ranks."""
 
 import itertools
-import json
 import os
 import pickle
 from contextlib import contextmanager
@@ -32,8 +31,9 @@ from gpuloader import (
 )
 from gpuloader.order.order import AT_END, Mixed
 from tests import loading
-from tests.sample_sets import INLINE, PROCESSES, WORKERS, MadeAtOnce, name_workers
+from tests.sample_sets import PROCESSES, WORKERS, MadeAtOnce, name_workers
 from tests.sources.files.tar_files import write_tar
+from tests.sources.files.test_shards import leave
 
 terms = st.lists(st.tuples(st.integers(1, 30), st.integers(1, 9)), min_size=1, max_size=4)
 
@@ -225,10 +225,6 @@ class TestWeightsAreNotLost:
         found = samples(load(mix(), shuffle=False, batch_size=1, batch_sampler=Wrapping()))
         assert counts(found) == [20, 40, 60]
 
-    def test_its_datasets_may_be_read_in_any_order(self):
-        loader = load(ConcatDataset(mix().datasets), shuffle=False, sampler=[20, 0, 81])
-        assert samples(loader) == [1000, 0, 2001]
-
 
 @pytest.mark.parametrize(
     ("datasets", "weights", "at_end", "message"),
@@ -245,6 +241,9 @@ class TestWeightsAreNotLost:
         (["a", "b"], [1, 1], "end", "at_end must be one of 'stop', 'repeat', 'drop', got 'end'"),
         (["a", "b"], [1, 1e-300], "repeat", "an epoch would have .* the weights are too far from"),
         ([range(2**51)] * 2, [1, 1], "stop", "an epoch would have 4.5e\\+15 samples"),
+        ([IterableDataset()] * 2, [1], "stop", "weights must be one per dataset: 2, got 1"),
+        ([IterableDataset()], [1], ["stop"] * 2, "at_end must be one per dataset: 1, got 2"),
+        ([IterableDataset()], [1], "end", "at_end must be one of"),
     ],
 )
 def test_bad_values(datasets, weights, at_end, message):
@@ -260,6 +259,7 @@ def test_bad_values(datasets, weights, at_end, message):
         (TensorDataset(np.zeros(2)), "datasets must be a list of datasets, got the dataset TensorDataset"),
         ("ab", "datasets must be a list of datasets, got the text 'ab'"),
         (["a", IterableDataset()], "dataset (1 must be map-style, got the Iter|0 must be iterable)"),
+        ([IterableDataset(), "a"], "dataset (0 must be map-style, got the Iter|1 must be iterable)"),
     ],
 )
 def test_what_is_no_list_of_datasets(compose, parts, message):
@@ -304,18 +304,6 @@ def stream(count, start=0, **options):
 
 
 load_stream = partial(loading.load, batch_size=7, seed=4)
-
-
-def stored(folder, kind, numbers, **options):
-    """Return a dataset over a tar or Parquet file of numbers, which is written once."""
-    path = folder / f"a.{kind}"
-    if kind == "parquet":
-        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-        if not path.exists():
-            pq.write_table(pa.table({"n": numbers}), path, row_group_size=7)
-        return ParquetDataset(path, **options)
-    write_tar(path, [(f"{number}.n", str(number).encode()) for number in numbers])
-    return TarDataset(path, lambda sample: {"n": int(sample["n"])})
 
 
 def check_resuming(make, counts):
@@ -380,44 +368,22 @@ class TestStreams:
         assert set(samples(loader)) == {0, *range(1000, 1040)}
         assert samples(load_stream(MixDataset([stream(0), stream(0)], [1, 1], at_end="repeat"))) == []
 
-    @pytest.mark.parametrize("workers", [INLINE, PROCESSES], ids=name_workers)
-    def test_files_of_several_kinds(self, tmp_path, workers):
-        def make():
-            shuffled = {"shuffle": True, "shuffle_buffer": 50}
-            rows = stored(tmp_path, "parquet", range(1000, 1200), **shuffled)
-            mixed = MixDataset([stored(tmp_path, "tar", range(40)), rows], [1, 2], at_end="repeat")
-            return load_stream(mixed, **workers)
-
-        counts = (6,) if workers is PROCESSES else (1, 6, 25)
-        assert set(check_resuming(make, counts)) == {*range(40), *range(1000, 1200)}
-
     @pytest.mark.parametrize("kind", ["tar", "parquet"])
-    def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, tmp_path, kind):
+    def test_a_stream_that_is_listed_twice_is_read_at_two_positions(self, folder, kind):
         def make():
-            one = stored(tmp_path, kind, range(60))
+            tar = TarDataset(folder / "*.tar", take_number)
+            one = tar if kind == "tar" else ParquetDataset(folder / "b.parquet")
             return load_stream(MixDataset([one, one], [1, 3], at_end="drop"))
 
-        assert sorted(check_resuming(make, range(1, 18, 3))) == sorted([*range(60)] * 2)
+        numbers = range(2000, 2048) if kind == "tar" else range(1000, 1090)
+        assert sorted(check_resuming(make, range(1, 13, 3))) == sorted([*numbers] * 2)
 
-    def test_a_stream_that_is_repeated_shuffles_anew(self, tmp_path):
-        rows = stored(tmp_path, "parquet", range(60), shuffle=True, shuffle_buffer=60)
-        mixed = MixDataset([rows, Letters([{"n": 1000}] * 200)], [1, 1], at_end=["repeat", "stop"])
-        found = [one for batch in load_stream(mixed) for one in batch["n"].tolist() if one < 1000]
-        assert sorted(found[:60]) == sorted(found[60:120]) == list(range(60))
-        assert found[:60] != found[60:120] != list(range(60))
-
-    @pytest.mark.parametrize(
-        ("datasets", "options", "error", "problem"),
-        [
-            ([stream(3), "ab"], {}, TypeError, "dataset 1 must be iterable like the others"),
-            ([stream(3)] * 2, {"weights": [1]}, ValueError, "weights must be one per dataset: 2, got 1"),
-            ([stream(3)], {"at_end": ["stop"] * 2}, ValueError, "at_end must be one per dataset: 1, got 2"),
-            ([stream(3)], {"at_end": "end"}, ValueError, "at_end must be one of"),
-        ],
-    )
-    def test_bad_values(self, datasets, options, error, problem):
-        with pytest.raises(error, match=problem):
-            MixDataset(datasets, **{"weights": [1] * len(datasets), **options})
+    def test_a_stream_that_is_repeated_shuffles_anew(self, folder):
+        rows = ParquetDataset(folder / "b.parquet", shuffle=True, shuffle_buffer=90)
+        mixed = MixDataset([rows, Letters([{"n": 0}] * 400)], [1, 1], at_end=["repeat", "stop"])
+        found = [one for batch in load_stream(mixed) for one in batch["n"].tolist() if one]
+        assert sorted(found[:90]) == sorted(found[90:180]) == list(range(1000, 1090))
+        assert found[:90] != found[90:180] != list(range(1000, 1090))
 
     def test_a_state_of_other_streams_is_refused(self):
         with pytest.raises(ValueError, match="not the state of a mix of 1 streams"):
@@ -457,17 +423,6 @@ def load_files(folder, at_end, workers, size, buffer=None, weights=(3, 2, 1, 2),
     how = {"num_workers": workers, "start_method": "fork"} if workers > 1 else {}
     mixed = MixDataset(parts, weights[: len(at_end)], at_end=at_end)
     return loading.load(mixed, batch_size=size, seed=4, **how, **options)
-
-
-def leave(loader, count, state):
-    """Return the numbers of some batches of a loader that resumes at a state, and its own state then."""
-    if state is not None:
-        loader.load_state_dict(json.loads(json.dumps(state)))
-    epoch = iter(loader)
-    found = [number for batch in itertools.islice(epoch, count) for number in batch["n"].tolist()]
-    state = loader.state_dict()
-    epoch.close()
-    return found, state
 
 
 def check_times(found, at_end):

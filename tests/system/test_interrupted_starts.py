@@ -19,6 +19,7 @@ from gpuloader.sources.readers.parallel import _Permits, _ReaderProcess, _stop
 from gpuloader.system.processes import _begin, fork_child, starting
 from gpuloader.system.threads import deferred_interrupt, start_thread
 from tests.fakes import nothing_left_behind, wait_until
+from tests.sample_sets import Made
 
 
 class TimeLimit(Exception):
@@ -65,16 +66,6 @@ def interrupted_at(function, action, tidy=lambda: None, number=signal.SIGINT):
             with contextlib.suppress(KeyboardInterrupt, TimeLimit):
                 assert attempt(line) < line, "the signal was lost"
             tidy()
-
-
-class Slow:
-    """Samples that worker processes read."""
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return np.full(3, index)
 
 
 ONE_PROCESS, PROCESSES = (multiprocess_reader([lambda: range(100)] * count) for count in (1, 2))
@@ -143,7 +134,8 @@ def alarm():
 
 @pytest.mark.parametrize("function", [fork_child, _begin])
 def test_a_time_limit_while_workers_start_leaves_no_process(function, alarm):
-    loader = DataLoader(Slow(), places="cpu", batch_size=4, num_workers=2, start_method="fork")
+    dataset = Made(partial(np.full, 3), 8)
+    loader = DataLoader(dataset, places="cpu", batch_size=4, num_workers=2, start_method="fork")
 
     interrupted_at(function, partial(list, loader), number=alarm)
 
@@ -154,14 +146,13 @@ def test_a_time_limit_while_a_thread_starts(alarm, capfd):
 
 
 def test_a_worker_has_the_signal_handlers_of_its_program(tmp_path):
-    class Signalled(Slow):
-        def __getitem__(self, index):
-            os.kill(os.getpid(), signal.SIGUSR1)
-            return super().__getitem__(index)
+    def signalled(index):
+        os.kill(os.getpid(), signal.SIGUSR1)
+        return index
 
     before = signal.signal(signal.SIGUSR1, lambda *_: (tmp_path / str(os.getpid())).touch())
     try:
-        list(DataLoader(Signalled(), places="cpu", batch_size=4, num_workers=2, start_method="fork"))
+        list(DataLoader(Made(signalled), places="cpu", batch_size=4, num_workers=2, start_method="fork"))
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert 1 <= len(list(tmp_path.iterdir())) <= 2

@@ -139,7 +139,6 @@ def test_memory_is_reserved_by_writing_zeros_and_what_is_there_stays(monkeypatch
         os.close(descriptor)
 
 
-@pytest.mark.skipif(not hasattr(os, "splice"), reason="nothing holds a page of a memory file")
 def test_a_memory_file_is_sealed_while_the_kernel_holds_one_of_its_pages():
     descriptor = open_memory_file("test")
     reading, writing = os.pipe()

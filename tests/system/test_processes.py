@@ -10,10 +10,9 @@ from unittest.mock import Mock
 import pytest
 
 from gpuloader.system import processes
-from gpuloader.system.processes import close_link, linking, process_link, start_child, starting, wait_for
+from gpuloader.system.processes import start_child, starting, wait_for
 from tests.fakes import is_running, nothing_left_behind
 from tests.fetch.faulty import run_program
-from tests.processes import run_in_fork
 
 
 @pytest.mark.parametrize(
@@ -88,19 +87,6 @@ def test_a_handle_that_was_closed_holds_no_descriptor(method):
     child.end()
     assert child.released
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_fork_closes_its_copies_of_links():
-    """They would hide the end of this process from those at the other ends."""
-    with linking(process_link()) as (ours, _):
-
-        def look():
-            assert ours.fileno() == -1
-
-        run_in_fork(look)
-    assert ours.fileno() >= 0
-    close_link(ours)
 
 
 def test_what_was_printed_before_a_fork_is_printed_once_and_who_hangs_in_c_code_ends_at_exit(monkeypatch):

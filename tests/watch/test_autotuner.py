@@ -54,9 +54,8 @@ def test_a_setting_that_gains_nothing_is_looked_past_once():
 def test_depth_is_tried_where_more_workers_do_not_help_and_has_an_end():
     tuner = search(lambda setting: 100.0 * min(setting.depth, 4), deepens=True, most_workers=4)
     assert tuner.setting == Setting(1, 4, 2)
-    assert (
-        search(lambda setting: 100.0 * setting.depth, deepens=True, most_workers=1).setting.depth == DEEPEST
-    )
+    deepest = search(lambda setting: 100.0 * setting.depth, deepens=True, most_workers=1)
+    assert deepest.setting.depth == DEEPEST
 
 
 def test_it_says_what_it_chose_and_why():

@@ -76,10 +76,8 @@ def test_the_first_advice(stats, configuration, words):
 
 
 def test_while_auto_is_trying_nothing_is_advised():
-    stats, chosen = (
-        times(wait=2.0, compute=1.0, fetch=6.0),
-        {"tuned": "Chosen.", "since": times(0), "most": 8},
-    )
+    stats = times(wait=2.0, compute=1.0, fetch=6.0)
+    chosen = {"tuned": "Chosen.", "since": times(0), "most": 8}
     assert explain(stats, with_workers(2)).advice
     trying = explain(stats, with_workers(2, tuned="Still trying."))
     assert not trying.advice

@@ -188,14 +188,11 @@ def test_each_worker_has_a_row_of_its_own(worker_type, kind):
 
 def test_nvtx_ranges_surround_each_step_and_the_users_spans_also_where_the_reader_fails(monkeypatch):
     ranges = []
-    monkeypatch.setitem(
-        sys.modules,
-        "nvtx",
-        SimpleNamespace(
-            push_range=lambda name, domain: ranges.append(("push", name, domain)),
-            pop_range=lambda domain: ranges.append(("pop", domain)),
-        ),
+    nvtx = SimpleNamespace(
+        push_range=lambda name, domain: ranges.append(("push", name, domain)),
+        pop_range=lambda domain: ranges.append(("pop", domain)),
     )
+    monkeypatch.setitem(sys.modules, "nvtx", nvtx)
     with trace(nvtx=True):
         for _ in read_zeros(2):
             with span("train"):

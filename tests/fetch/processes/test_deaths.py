@@ -12,17 +12,13 @@ import pytest
 from gpuloader import Ragged, WorkerError
 from gpuloader.fetch.processes import workers
 from tests.fetch import faulty
-from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, plain
+from tests.fetch.faulty import Faulty, FaultyStream, Growing, indices, loader, once, plain
 
 STARTED = pytest.mark.parametrize("method", ["forkserver", "fork"])
 KEPT = pytest.mark.parametrize(("method", "persistent"), [("forkserver", True), ("fork", False)])
 
 
 pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
-
-
-def at_first(tmp_path, action):
-    return partial(faulty.at_first, str(tmp_path / "once"), action)
 
 
 DEATHS = {
@@ -47,7 +43,7 @@ def test_a_death_is_an_error_at_once(method, persistent, death, tmp_path):
     options = {"start_method": method, "persistent_workers": persistent}
     if method == "spawn":
         options["num_workers"] = 1  # each imports everything
-    one = loader(Faulty(actions={13: at_first(tmp_path, action)}), **options)
+    one = loader(Faulty(actions={13: once(tmp_path, action)}), **options)
     with pytest.raises(WorkerError, match=words) as caught:
         list(one)
     assert time.time() - os.stat(tmp_path / "once").st_mtime < 5  # which the worker wrote before it died
@@ -179,6 +175,6 @@ def check_grown(way, x, expected):
 
 
 def test_batches_come_out_of_order_and_none_is_missing(tmp_path):
-    action = at_first(tmp_path, faulty.kill)
+    action = once(tmp_path, faulty.kill)
     one = loader(Faulty(actions={9: action}), in_order=False, on_worker_death="respawn", num_workers=3)
     assert sorted(indices(one)) == plain()

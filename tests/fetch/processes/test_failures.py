@@ -15,7 +15,7 @@ from gpuloader import LoaderError, SampleError
 from gpuloader.fetch.jobs import Job
 from gpuloader.fetch.processes.workers import died
 from tests.fetch import faulty
-from tests.fetch.faulty import Faulty, FaultyStream, OwnError, Unpicklable, indices, loader, plain
+from tests.fetch.faulty import Faulty, FaultyStream, OwnError, Unpicklable, indices, loader, once, plain
 from tests.fetch.ways import PROCESSES, WORKERS
 
 OTHERS = [
@@ -25,10 +25,6 @@ OTHERS = [
 ]
 
 pytestmark = pytest.mark.usefixtures("shared_server", "nothing_left")
-
-
-def once(tmp_path, action):
-    return partial(faulty.at_first, str(tmp_path / "once"), action)
 
 
 def fail(error):

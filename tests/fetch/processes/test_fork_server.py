@@ -18,11 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, LoaderError, WorkerError, WorkerTimeout
+from gpuloader import DataLoader, LoaderError, WorkerError
 from gpuloader.fetch.processes import fork_server
 from gpuloader.fetch.processes.fork_server import ServedChild
 from gpuloader.system import processes
-from gpuloader.system.processes import default_method
 from tests.fakes import is_running, leave_early, no_other_collection, wait_until
 from tests.fetch import faulty
 from tests.fetch.faulty import Faulty, indices, loader, plain
@@ -254,15 +253,6 @@ def test_workers_follow_the_umask_niceness_limits_cores_and_privileges_of_the_pr
 
 
 @on_a_shared_server
-@pytest.mark.parametrize("options", [SERVED, {}], ids=["forkserver", "default"])
-def test_the_parent_of_the_workers_of_every_epoch(options):
-    one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **options)
-    found = [{*batch.tolist()} for _ in range(3) for batch in one]
-    forks = default_method() == "fork" and not options
-    assert found == [{os.getpid() if forks else server_pid(one)}] * 3
-
-
-@on_a_shared_server
 def test_a_server_keeps_no_descriptor_of_workers_that_have_ended():
     one = load(Made(parent_of, 2), batch_size=2, num_workers=1, **SERVED)
 
@@ -299,18 +289,6 @@ def test_a_worker_inherits_nothing_that_belongs_to_its_server_or_to_another_work
             assert not some & others
     # Of the server, whose end it watches; not of the loader nor of another worker.
     assert [opened(pid).count("anon_inode:[pidfd]") for pid in pids] == [1, 1, 1]
-
-
-@on_a_shared_server
-def test_a_worker_that_hangs_is_killed_and_its_server_goes_on(tmp_path):
-    path = tmp_path / "pid"
-    one = loader(Faulty(4, {0: partial(faulty.say_where, path, 100)}), **SERVED, num_workers=1, timeout=1)
-    with pytest.raises(WorkerTimeout):
-        list(one)
-    server, worker = server_pid(one), int(path.read_text())
-    wait_until(lambda: not is_running(worker))
-    assert is_running(server)
-    one.close()
 
 
 def test_a_server_that_was_killed_is_replaced():
@@ -438,12 +416,6 @@ def test_a_killed_program_leaves_no_file_and_no_process(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loader_that_is_never_read_leaves_nothing(tmp_path):
-    write_module(tmp_path)
-    run_program("load(), load()", tmp_path, TMPDIR=str(tmp_path))
-    assert {path.name for path in tmp_path.iterdir()} <= {"imports", "numbers_dataset.py", "__pycache__"}
-
-
 @on_a_shared_server
 @pytest.mark.parametrize("method", ["forkserver", "fork"])
 def test_persistent_workers_end_with_their_loader(method):
@@ -476,20 +448,13 @@ def by_paddle(matrix):
     return (tensor @ tensor).sum()
 
 
-def by_scikit_learn(matrix):
-    from sklearn.cluster import KMeans
-
-    return KMeans(2, n_init=1, random_state=0).fit(matrix[:, :8] + np.arange(256)[:, None]).inertia_
-
-
 def product(compute, index):
     """Compute with a matrix large enough for a library to compute in parallel."""
     return float(compute(np.full((256, 256), index, np.float32)))
 
 
 @pytest.mark.parametrize(
-    ("package", "compute"),
-    [("numpy", by_numpy), ("torch", by_torch), ("paddle", by_paddle), ("sklearn", by_scikit_learn)],
+    ("package", "compute"), [("numpy", by_numpy), ("torch", by_torch), ("paddle", by_paddle)]
 )
 def test_a_forked_worker_computes_after_its_program_has(package, compute):
     """OpenMP's threads do not survive a fork, and waiting for them lasts forever."""

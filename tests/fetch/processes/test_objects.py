@@ -93,7 +93,8 @@ def test_classes_of_the_program_itself_come_back_as_they_are():
         from dataclasses import dataclass
 
         import numpy as np
-        from gpuloader import DataLoader
+        from tests.fetch.faulty import loader
+        from tests.sample_sets import Made
 
         Pair = namedtuple("Pair", "image label")
 
@@ -101,16 +102,11 @@ def test_classes_of_the_program_itself_come_back_as_they_are():
         class Label:
             number: int
 
-        class Data:
-            def __len__(self):
-                return 8
-
-            def __getitem__(self, index):
-                return Pair(np.full(3, index), Label(index))
+        def make(index):
+            return Pair(np.full(3, index), Label(index))
 
         if __name__ == "__main__":
-            one = DataLoader(Data(), places="cpu", batch_size=4, num_workers=2, start_method="forkserver",
-                             persistent_workers=True)
+            one = loader(Made(make, 8), start_method="forkserver", persistent_workers=True)
             for _ in range(2):
                 for batch in one:
                     assert type(batch) is Pair, type(batch)

@@ -3,6 +3,7 @@
 import copyreg
 import errno
 import fcntl
+import functools
 import gc
 import io
 import itertools
@@ -10,10 +11,8 @@ import mmap
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 import tempfile
-import textwrap
 import threading
 import weakref
 from collections import namedtuple
@@ -32,6 +31,7 @@ from gpuloader.fetch.processes import shipping
 from gpuloader.fetch.processes.shipping import Unshippable, names_module, pack, unpack
 from gpuloader.system import platforms
 from tests.fakes import no_other_collection, nothing_left_behind, segments
+from tests.fetch.faulty import run_program
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs memory files")
 
@@ -411,8 +411,9 @@ def test_mapped_memory_without_a_file_goes_as_an_array(tmp_path, file):
         (threading.Lock(), r"lock cannot be pickled \(TypeError: cannot pickle '_thread.lock'"),
         (Holder(a=np.zeros(BIG), parts=[1, {"lock": threading.Lock()}]), r"\.parts\[1\]\['lock'\] cannot"),
         ((i for i in "ab"), "generator cannot be pickled"),
+        (functools.reduce(lambda inner, _: [inner], range(100_000), []), "list"),
     ],
-    ids=["itself", "part", "generator"],
+    ids=["itself", "part", "generator", "endless nesting"],
 )
 def test_what_cannot_be_pickled_says_which_part(value, reason, pickler):
     with nothing_left_behind(), pytest.raises(Unshippable, match=reason) as caught:
@@ -455,14 +456,6 @@ def test_whatever_pickling_raises_is_a_reason_unless_the_object_did_not_cause_it
     if expected is Unshippable:
         assert "ValueError: not now" in str(caught.value)
         assert caught.value.__cause__ is error
-
-
-def test_endless_nesting_is_a_reason(pickler):
-    nested = []
-    for _ in range(100_000):
-        nested = [nested]
-    with pytest.raises(Unshippable, match="list"):
-        pack(nested)
 
 
 # limits
@@ -552,8 +545,8 @@ MAIN = """
 
 
 def test_needs_main_is_told_from_names_not_from_text(pickler):
-    code = textwrap.dedent(MAIN.format(without=pickler == "pickle"))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    code = MAIN.format(without=pickler == "pickle")
+    done = run_program(code)
     assert done.returncode == 0, done.stderr
     expected = "1 1 1 1 1 1" if pickler == "pickle" else "0 0 0 0 0 0"
     assert done.stdout.split() == [*expected.split(), *"000000"]

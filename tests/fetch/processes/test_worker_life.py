@@ -178,7 +178,6 @@ class TestOfForkedWorkers:
         assert found[0] == found[1]
         one.close()
 
-    @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="needs /proc")
     def test_a_worker_unmaps_the_slots_that_have_been_replaced(self, method):
         options = {"num_workers": 1, "batch_size": 1, "ragged": ["x"], "start_method": method}
         counts = [batch["count"].item() for batch in loader(Made(count_mappings, 60), **options)]

@@ -2,16 +2,14 @@
 
 import _thread
 import io
-import subprocess
 import sys
-import tarfile
 import threading
 from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
 
-from gpuloader import ParquetDataset, SourceError, TarDataset
+from gpuloader import SourceError
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.files import remote_files as opening
 from gpuloader.sources.files.remote_files import (
@@ -23,6 +21,7 @@ from gpuloader.sources.files.remote_files import (
     open_source,
     persist,
 )
+from tests.fetch.faulty import run_program
 from tests.sources.files.serving import endless, serve
 
 
@@ -250,15 +249,6 @@ def test_remote_folders_and_patterns_are_listed(pattern):
         memory.rm("/found", recursive=True)
 
 
-def test_datasets_take_folders_and_patterns(files):
-    folder = files[0].parent
-    for urls in (folder, folder / "*.parquet", [f"{folder}/*.parquet"]):
-        assert ParquetDataset(urls)._urls == [str(file) for file in files]
-    with tarfile.open(folder / "a.tar", "w"):
-        pass
-    assert TarDataset(folder)._urls == TarDataset(f"{folder}/{{a..a}}.tar*")._urls == [f"{folder}/a.tar"]
-
-
 def test_a_thread_of_another_library_is_not_listed_as_one_of_python_once_it_has_read(tmp_path, remote):
     (tmp_path / "a").write_bytes(bytes(9))
     with serve(tmp_path) as served:
@@ -298,6 +288,5 @@ assert read() == b"abc"  # over the connection that is open since the first time
 def test_a_fork_that_reads_leaves_the_connections_of_its_parent_alone(tmp_path, remote):
     (tmp_path / "a").write_bytes(b"abc")
     with serve(tmp_path, keeps=True) as served:
-        program = [sys.executable, "-c", READ_IN_A_FORK, f"{served.url}/a"]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
+        done = run_program(READ_IN_A_FORK, f"{served.url}/a")
     assert (done.returncode, done.stderr) == (0, "")

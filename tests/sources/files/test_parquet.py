@@ -10,7 +10,6 @@ import pytest
 
 from gpuloader import DataLoader, ParquetDataset, SourceError
 from gpuloader.errors import MissingPackage
-from gpuloader.sources.block import Block
 from gpuloader.sources.files import parquet
 from tests.fakes import wait_until
 from tests.fetch.faulty import run_program
@@ -47,14 +46,6 @@ def test_row_groups_may_come_in_pieces(files, options, monkeypatch):
     for received in (1, 4, 9):
         _, again = resume(lambda: load(files, COLUMNS, **options), received)
         assert [check(batch) for batch in again] == whole[received:]
-
-
-def test_rows_do_not_become_objects(files, monkeypatch):
-    made = []
-    iterate = Block.__iter__
-    monkeypatch.setattr(Block, "__iter__", lambda block: (made.append(s) or s for s in iterate(block)))
-    assert sum(len(check(batch)) for batch in load(files, COLUMNS, **SHUFFLED)) == 100
-    assert len(made) == 1  # the first one, which determines the form of all
 
 
 def test_columns_that_are_not_selected_are_not_read(tmp_path, remote):

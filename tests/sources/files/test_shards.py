@@ -253,14 +253,26 @@ def load(sizes, workers, size, **options):
 
 
 def leave(loader, count, state=None):
-    """Return the numbers of some batches of a loader, and its state after them."""
+    """Return the numbers of some batches of a loader that resumes at a state, and its own state then."""
     if state is not None:
         loader.load_state_dict(json.loads(json.dumps(state)))
     epoch = iter(loader)
-    found = [number for batch in itertools.islice(epoch, count) for number in batch.tolist()]
+    batches = [batch["n"] if isinstance(batch, dict) else batch for batch in itertools.islice(epoch, count)]
     state = loader.state_dict()
     epoch.close()
-    return found, state
+    return [number for batch in batches for number in batch.tolist()], state
+
+
+def run_ranks(count, batches, states=None, *, sizes=(5,) * 12, size=4, workers=1, counted=True, **options):
+    """Return what each rank reads, and the states of all."""
+    found = []
+    for rank in range(count):
+        with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(count)}):
+            loader = load(sizes, workers, size, **options)
+            if not counted:  # as of tar and text files
+                loader.dataset._counts = None
+            found.append(leave(loader, batches, states))
+    return [numbers for numbers, _ in found], [state for _, state in found]
 
 
 @pytest.mark.parametrize(
@@ -320,21 +332,11 @@ def test_threads_which_share_the_files_refuse_what_they_cannot_continue(legs, pr
     [({}, 2, 2), (SHUFFLED, 3, 2), ({"shuffle": True}, 2, 1), (SHUFFLED, 2, 3)],
     ids=str,
 )
-def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeypatch):
+def test_other_ranks_go_on_from_the_state_of_one(options, before, after):
     sizes = [6, 5, 7, 6, 8, 4, 6, 6, 7]
-
-    def run(ranks, count, workers=1, state=None):
-        monkeypatch.setenv("WORLD_SIZE", str(ranks))
-        found, states = [], []
-        for rank in range(ranks):
-            monkeypatch.setenv("RANK", str(rank))
-            numbers, at = leave(load(sizes, workers, 3, **options), count, state)
-            found, states = found + numbers, [*states, at]
-        return found, states
-
-    first, states = run(before, 4)
-    rest, _ = run(after, None, 2, states[before - 1])
-    assert sorted(first + rest) == list(range(sum(sizes)))
+    first, states = run_ranks(before, 4, sizes=sizes, size=3, **options)
+    rest, _ = run_ranks(after, None, states[before - 1], sizes=sizes, size=3, workers=2, **options)
+    assert sorted(itertools.chain(*first, *rest)) == list(range(sum(sizes)))
 
 
 @given(
@@ -344,28 +346,14 @@ def test_other_ranks_go_on_from_the_state_of_one(options, before, after, monkeyp
     ranks=st.integers(1, 3),
 )
 def test_other_ranks_go_on_from_the_states_of_all(sizes, buffer, legs, ranks):
+    options = {"shuffle": True, "shuffle_buffer": buffer, "sizes": sizes, "counted": False}
     found, states = [], None
     for world_size, size, count in [*legs, (ranks, 5, None)]:
-        left = []
-        for rank in range(world_size):
-            with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(world_size)}):
-                loader = load(sizes, 1, size, shuffle=True, shuffle_buffer=buffer)
-                loader.dataset._counts = None  # as of tar and text files
-                left.append(leave(loader, count, states))
-        found += [number for numbers, _ in left for number in numbers]
-        states = [state for _, state in left]
+        more, states = run_ranks(world_size, count, states, size=size, **options)
+        found += itertools.chain(*more)
         if all(state["epoch"] for state in states):
             break
     assert sorted(found) == list(range(sum(sizes)))
-
-
-def run_ranks(count, batches, states=None, **options):
-    """Return what each rank reads, and the states of all."""
-    found = []
-    for rank in range(count):
-        with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(count)}):
-            found.append(leave(load([5] * 12, 1, 4, **options), batches, states))
-    return [numbers for numbers, _ in found], [state for _, state in found]
 
 
 @pytest.mark.parametrize("order", [[1, 0], [0, 0], [1, 1]], ids=str)
@@ -388,17 +376,10 @@ def test_more_ranks_begin_the_next_epoch_like_any_other(ranks):
     assert all(with_list)
 
 
-def test_files_whose_lengths_are_unknown_keep_their_ranks(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    loader = load(SIZES, 1, 3)
-    loader.dataset._counts = None
-    _, state = leave(loader, 2)
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    other = load(SIZES, 1, 3)
-    other.dataset._counts = None
+def test_files_whose_lengths_are_unknown_keep_their_ranks():
+    _, states = run_ranks(2, 2, sizes=SIZES, counted=False)
     with pytest.raises(ValueError, match="pass load_state_dict a list of the states of all ranks, or make"):
-        leave(other, 1, state)
+        run_ranks(3, 1, states[0], sizes=SIZES, counted=False)
 
 
 @pytest.mark.parametrize(

@@ -309,27 +309,21 @@ class TestArrowFilesStayOpen:
         assert sorted(theirs) == [*range(500)]
         assert sorted(found + self.numbers(here)) == [*range(500)]
 
-    @pytest.mark.parametrize("rows", [5, 5000])  # fewer record batches, or more of them
-    def test_a_file_that_changes_between_two_batches_is_noticed(self, paths, rows):
+    @pytest.mark.parametrize("change", ["fewer rows", "more rows", "as many bytes", "another file"])
+    def test_a_file_that_changes_between_two_batches_is_noticed(self, paths, change):
         epoch = iter(DataLoader(ArrowDataset(paths / "0.arrow"), places="cpu", batch_size=5))
         assert next(epoch)["n"].tolist() == [*range(5)]
-        others = pa.table({"n": range(1000, 1000 + rows)})
-        feather.write_feather(others, paths / "0.arrow", chunksize=50)
-        with pytest.raises(SourceError, match=r"0\.arrow: the file has changed since the dataset was made"):
-            for _ in range(30):
-                next(epoch)
-
-    @pytest.mark.parametrize("in_place", [False, True])
-    def test_another_file_of_equal_size_is_noticed(self, paths, in_place):
-        epoch = iter(DataLoader(ArrowDataset(paths / "0.arrow"), places="cpu", batch_size=5))
-        assert next(epoch)["n"].tolist() == [*range(5)]
-        if in_place:
+        if change.endswith("rows"):
+            others = pa.table({"n": range(1000, 1005 if change == "fewer rows" else 6000)})
+            feather.write_feather(others, paths / "0.arrow", chunksize=50)
+        elif change == "as many bytes":
             (paths / "0.arrow").write_bytes((paths / "1.arrow").read_bytes())
         else:
             (paths / "1.arrow").replace(paths / "0.arrow")
         os.utime(paths / "0.arrow", (1, 1))  # a clock's tick may be longer than this test
         with pytest.raises(SourceError, match=r"0\.arrow: the file has changed since the dataset was made"):
-            list(epoch)
+            for _ in range(30):
+                next(epoch)
 
     @pytest.mark.parametrize("shuffle", [False, True])
     def test_a_remote_footer_is_requested_once(self, tmp_path, remote, shuffle):

@@ -181,13 +181,14 @@ def test_members_are_grouped_as_by_webdataset(tmp_path):
     assert len(found) > 4
 
 
-def test_two_members_of_one_name_are_an_error(tmp_path):
-    path = write_tar(tmp_path / "a.tar", [("1.cls", b""), ("1.CLS", b"")])
-    with pytest.raises(DataFileError, match=r"a.tar: one sample has two members .* '1.CLS'.*rename one"):
-        list(TarDataset(path))
-
-
-def test_a_file_without_any_extension_is_an_error(tmp_path):
-    path = write_tar(tmp_path / "a.tar", [("images/0001", b"a"), ("images/0002", b"b")])
-    with pytest.raises(DataFileError, match=r"a\.tar: no member has an extension, .* 'images/0002'"):
+@pytest.mark.parametrize(
+    ("names", "problem"),
+    [
+        (["1.cls", "1.CLS"], "one sample has two members .* '1.CLS'.*rename one"),
+        (["images/0001", "images/0002"], "no member has an extension, .* 'images/0002'"),
+    ],
+)
+def test_members_that_make_no_samples_are_an_error(tmp_path, names, problem):
+    path = write_tar(tmp_path / "a.tar", [(name, b"a") for name in names])
+    with pytest.raises(DataFileError, match=rf"a\.tar: {problem}"):
         list(TarDataset(path))

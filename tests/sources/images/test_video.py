@@ -9,7 +9,6 @@ import pytest
 import gpuloader.transforms as t
 from gpuloader import (
     DataLoader,
-    Dataset,
     DecodeError,
     ParquetDataset,
     SampleError,
@@ -20,7 +19,7 @@ from gpuloader import (
 )
 from gpuloader.errors import SourceError
 from gpuloader.testing import simulated_places
-from tests.sample_sets import assert_same
+from tests.sample_sets import Made, assert_same
 
 av = pytest.importorskip("av")
 pytest.importorskip("PIL")
@@ -194,16 +193,13 @@ def test_an_odd_name_is_a_path_and_a_lost_file_is_named_with_its_sample(root, tm
 
 
 def test_a_position_is_drawn_for_a_video_of_a_dataset_of_ones_own(root):
-    class Moments(Dataset):
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            video = Video(root / "run" / "0.mp4", 2, at=None)
-            return {"clip": video, "at": video.at}
+    def make(_):
+        video = Video(root / "run" / "0.mp4", 2, at=None)
+        return {"clip": video, "at": video.at}
 
     options = {"places": "cpu", "batch_size": 4, "seed": 1, "transforms": [t.RandomFlip("clip")]}
-    first, again = ([batch["at"].tolist() for batch in DataLoader(Moments(), **options)] for _ in range(2))
+    loaders = [DataLoader(Made(make, 4), **options) for _ in range(2)]
+    first, again = ([batch["at"].tolist() for batch in loader] for loader in loaders)
     assert first == again
     assert len(set(first[0])) == 4
 

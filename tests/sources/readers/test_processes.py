@@ -1,6 +1,5 @@
 """`multiprocess_reader`: items, errors, and processes that end and report how they ended."""
 
-import _thread
 import faulthandler
 import itertools
 import multiprocessing
@@ -17,7 +16,6 @@ import pytest
 from gpuloader import LoaderError, ReaderError, WorkerError
 from gpuloader.reader import multiprocess_reader
 from tests.fakes import is_running, nothing_left_behind, run_threads, wait_until
-from tests.fetch.faulty import run_program
 
 
 @pytest.fixture(autouse=True)
@@ -139,24 +137,6 @@ def test_arguments_are_checked_when_decorating(readers, size, kind, problem):
         multiprocess_reader(readers, queue_size=size)
 
 
-def test_a_forked_child_that_exits_does_not_end_the_processes_of_its_parent():
-    """The child exits like a program, running all exit handlers."""
-    done = run_program("""
-    import os, sys
-    from gpuloader.reader import multiprocess_reader
-
-    items = multiprocess_reader([lambda: iter(range(500))], queue_size=4)()
-    got = [next(items)]
-    child = os.fork()
-    if child == 0:
-        sys.exit(7)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert [*got, *items] == list(range(500))
-    print("done")
-    """)
-    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
-
-
 def test_a_lack_of_descriptors_is_a_typed_error(monkeypatch):
     def pipe(duplex):
         raise OSError(24, "Too many open files")
@@ -164,26 +144,6 @@ def test_a_lack_of_descriptors_is_a_typed_error(monkeypatch):
     monkeypatch.setattr(multiprocessing.get_context("fork"), "Pipe", pipe)
     with pytest.raises(LoaderError, match=r"could not be started.*Too many open files"):
         list(multiprocess_reader([lambda: range(3)])())
-
-
-def test_a_process_that_cannot_watch_its_parent_says_so(monkeypatch, capfd):
-    def start(*_):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(_thread, "start_new_thread", start)
-    with pytest.raises(LoaderError, match=r"the end of the parent: can't start new thread; free some memory"):
-        list(multiprocess_reader([lambda: range(3)])())
-    assert capfd.readouterr() == ("", "")
-
-
-def test_the_death_of_one_process_ends_the_others():
-    def dying():
-        yield os.getpid()
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    with pytest.raises(WorkerError) as caught:
-        list(multiprocess_reader([lambda: time.sleep(1000), dying, blocked])())
-    assert caught.value.signal == signal.SIGKILL
 
 
 class Unopenable:
@@ -219,12 +179,6 @@ def test_what_does_not_come_through_the_pipe_is_an_error(reader, kind, message):
         list(multiprocess_reader([reader], queue_size=2)())
 
 
-needs_pidfd = pytest.mark.skipif(
-    not hasattr(os, "pidfd_open"), reason="without it, a process that inherited the pipe hides the death"
-)
-
-
-@needs_pidfd
 def test_a_killed_process_is_noticed_though_a_child_of_its_own_lives_on():
     def reader():
         heir = os.fork()
@@ -248,7 +202,6 @@ def test_readers_started_by_several_threads_at_once_all_arrive():
     assert seen == [sorted([*range(5)] * 2)] * 4
 
 
-@needs_pidfd
 def test_processes_die_with_a_killed_parent_though_a_later_fork_lives_on():
     code = """
         import multiprocessing, os, signal, time

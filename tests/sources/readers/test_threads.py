@@ -160,19 +160,3 @@ def test_a_mapper_that_blocks_holds_nobody_up():
         assert next(iterator) == 0
         iterator.close()
         release.set()
-
-
-def test_a_thread_that_cannot_be_started_leaves_none_of_the_others(monkeypatch):
-    start, started = threading.Thread.start, []
-
-    def start_two(thread):
-        started.append(thread)
-        if len(started) == 3:
-            raise RuntimeError("can't start new thread")
-        start(thread)
-
-    with nothing_left_behind():
-        monkeypatch.setattr(threading.Thread, "start", start_two)
-        with pytest.raises(RuntimeError, match="can't start"):
-            list(xmap_readers(str, endless, 3, 2)())
-        monkeypatch.undo()

@@ -340,18 +340,11 @@ class TestWithTheRest:
         assert column(load(part), "label") == [3, 5]
         assert next(iter(load(part)))["x"].tolist() == [0.75, 1.25]
 
-    def test_mixes_and_chains_of_tables(self):
-        table = TableDataset(mixed())
-        assert column(load(ConcatDataset([table, table])), "name") == mixed()["name"] * 2
-        assert len(column(load(MixDataset([table, table], [1, 3], at_end="drop")), "label")) == 2 * ROWS
-
     def test_transforms_and_caches(self):
         (batch,) = load(mixed(), batch_size=ROWS, transforms=[OneHot("label", 23)])
         assert (batch["label"] == np.eye(ROWS)).all()
         loader = load(numbers(), cache="host", shuffle=True, seed=4)
         assert column(loader, "label") == column(load(numbers(), shuffle=True, seed=4), "label")
-        with pytest.raises(Exception, match=r"fields that are not arrays and cannot be cached: \['name'\]"):
-            list(load(mixed(), cache="host"))
 
     def test_a_class_of_ones_own_makes_its_samples(self):
         class Doubled(TableDataset):
