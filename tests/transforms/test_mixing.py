@@ -29,9 +29,8 @@ def read(*transforms, source=None, **options):
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float16])
 def test_erased_rectangles_have_the_chosen_area_and_color(layout, dtype):
     source = dataset(400, dtype, layout)
-    erase = t.RandomErasing(
-        "0", p=0.5, scale=(0.1, 0.3), ratio=(0.5, 2), value=[200, 201, 202], layout=layout
-    )
+    options = {"scale": (0.1, 0.3), "ratio": (0.5, 2), "value": [200, 201, 202], "layout": layout}
+    erase = t.RandomErasing("0", p=0.5, **options)
     [(images, _)] = read(erase, source=source, batch_size=400)
     assert images.dtype == dtype
     pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
