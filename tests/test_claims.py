@@ -1,6 +1,5 @@
 """What the questions and the limits of the documentation claim, where no other test proves it."""
 
-import itertools
 import json
 
 import numpy as np
@@ -38,13 +37,6 @@ def test_the_order_of_an_iterable_dataset_depends_on_workers_only_without_shard(
 
     assert order(**THREADS, shard=(0, 1)) == order(shard=(0, 1)) == list(range(10))
     assert sorted(order(**THREADS)) == sorted(order() * 3)  # it does not ask which worker it is in
-
-
-def test_no_call_of_set_epoch_is_needed_for_a_new_order():
-    one, other = (load(range(10), batch_size=10, shuffle=True, seed=1) for _ in range(2))
-    orders = [values(one) for _ in range(3)]
-    assert orders == [values(other) for _ in range(3)]
-    assert all(a != b for a, b in itertools.combinations(orders, 2))
 
 
 def test_files_shuffle_by_themselves(tmp_path):

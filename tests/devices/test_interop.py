@@ -20,10 +20,8 @@ from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import as_host, install_framework, read
 from tests.loading import read_batches
 
-DTYPES = [
-    *("bool", "uint8", "int8", "int16", "int32", "int64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-]
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64"]
+DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
 NARROW = {"int64": "int32", "float64": "float32", "complex128": "complex64"}  # by default, in JAX
 PAIRS = [[2 * one, 2 * one + 1] for one in range(20)]
 
