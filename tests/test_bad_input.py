@@ -299,13 +299,6 @@ class TestAdvice:
         with pytest.raises(FileNotFoundError, match="nope does not exist; expected a folder of folders"):
             ImageFolder(tmp_path / "nope")
 
-    @pytest.mark.parametrize("index", [5, -6])
-    @pytest.mark.parametrize("options", [{}, {"num_workers": 1, "worker_type": "thread"}], ids=str)
-    def test_an_index_that_the_dataset_does_not_have_blames_the_sampler(self, index, options):
-        problem = f"index {index}(, worker 0)?: the sampler's index {index} is out of range for 5"
-        with pytest.raises(SampleError, match=problem):
-            load("abcde", sampler=[0, 1, index], **options)
-
     @pytest.mark.usefixtures("shared_server")
     @pytest.mark.parametrize("options", [{}, {"start_method": "forkserver"}], ids=str)
     def test_a_dataset_that_has_grown_says_that_workers_have_it_as_it_was(self, options):

@@ -1,12 +1,12 @@
 """What the questions and the limits of the documentation claim, where no other test proves it."""
 
-import itertools
 import json
 
 import numpy as np
 import pytest
 
-from gpuloader import IterableDataset, SampleError, TarDataset, cpu_places
+from gpuloader import SampleError, TarDataset, cpu_places
+from tests.api.streams import Items
 from tests.loading import load
 from tests.sample_sets import THREADS, Made, values
 
@@ -29,22 +29,11 @@ def test_who_sees_a_change_of_the_dataset(worker_type):
 
 
 def test_the_order_of_an_iterable_dataset_depends_on_workers_only_without_shard():
-    class Parts(IterableDataset):
-        def __iter__(self):
-            yield from range(10)
-
     def order(**options):
-        return np.concatenate(values(load(Parts(), batch_size=2, **options))).tolist()
+        return np.concatenate(values(load(Items(lambda: range(10)), batch_size=2, **options))).tolist()
 
     assert order(**THREADS, shard=(0, 1)) == order(shard=(0, 1)) == list(range(10))
     assert sorted(order(**THREADS)) == sorted(order() * 3)  # it does not ask which worker it is in
-
-
-def test_no_call_of_set_epoch_is_needed_for_a_new_order():
-    one, other = (load(range(10), batch_size=10, shuffle=True, seed=1) for _ in range(2))
-    orders = [values(one) for _ in range(3)]
-    assert orders == [values(other) for _ in range(3)]
-    assert all(a != b for a, b in itertools.combinations(orders, 2))
 
 
 def test_files_shuffle_by_themselves(tmp_path):
@@ -55,16 +44,12 @@ def test_files_shuffle_by_themselves(tmp_path):
 
 
 def test_skipping_samples_needs_batches_that_may_be_shorter():
-    class Second(Made):
-        def __getitem__(self, index):
-            return 1 // (index - 2)
-
-    skipping = {"on_bad": "skip", "batch_size": 2}
+    dataset, skipping = Made(lambda index: 1 // (index - 2), 8), {"on_bad": "skip", "batch_size": 2}
     for options in ({"places": cpu_places(2), "split": "shards"}, {"shard": (0, 2), "uneven": "pad"}):
         with pytest.raises(ValueError, match="on_bad='skip' makes shorter batches"):
-            load(Second(None, 8), **skipping, **options)
+            load(dataset, **skipping, **options)
     with pytest.raises(SampleError, match="with static=True all batches must have one shape"):
-        values(load(Second(None, 8), **skipping, static=True))
+        values(load(dataset, **skipping, static=True))
 
 
 def test_a_state_takes_about_80_bytes():

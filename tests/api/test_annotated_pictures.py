@@ -5,7 +5,7 @@ import weakref
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, FeedSpec, ImageSample, SampleError
+from gpuloader import DataLoader, FeedSpec, ImageSample, SampleError
 from gpuloader.testing import simulated_places
 from gpuloader.transforms import (
     Boxes,
@@ -22,6 +22,7 @@ from gpuloader.transforms import (
     Resize,
 )
 from tests.picture_files import encode, make_pixels, pillow
+from tests.sample_sets import Made
 
 ALONG = (
     Mask("mask", fill=9),
@@ -160,15 +161,9 @@ def test_samples_may_be_tuples_or_nested():
 
 def test_declared_fields_move_too():
     samples = [(make_pixels(8, 9), np.ones((8, 9), np.uint8))] * 2
-    feeds = [("image", (None, 4, 4, 3), "uint8"), ("mask", (None, 4, 4), "int64")]
-    loader = DataLoader(
-        samples,
-        places="cpu",
-        batch_size=2,
-        feed_list=[FeedSpec(name, shape, dtype) for name, shape, dtype in feeds],
-        transforms=[CenterCrop(("image", "mask"), 4)],
-    )
-    [[_, mask]] = loader
+    feeds = [FeedSpec("image", (None, 4, 4, 3), "uint8"), FeedSpec("mask", (None, 4, 4), "int64")]
+    crop = [CenterCrop(("image", "mask"), 4)]
+    [[_, mask]] = DataLoader(samples, places="cpu", batch_size=2, feed_list=feeds, transforms=crop)
     assert (mask.shape, mask.dtype) == ((2, 4, 4), np.int64)
 
 
@@ -186,9 +181,7 @@ def test_the_number_of_boxes_may_vary_or_be_padded():
     assert (batch["labels"].values.dtype, batch["labels"].values.tolist()) == (np.int64, [3, 4])
     [batch] = DataLoader(samples, pad={"boxes": 0, "labels": -1}, **options)
     assert batch["labels"].tolist() == [[-1, -1], [3, 4]]
-    [batch] = DataLoader(
-        samples, collate_fn=lambda samples: [len(one["boxes"]) for one in samples], **options
-    )
+    [batch] = DataLoader(samples, collate_fn=lambda rows: [len(one["boxes"]) for one in rows], **options)
     assert batch == [0, 2]
     options["batch_size"] = None
     assert [len(sample["boxes"]) for sample in DataLoader(samples, **options)] == [0, 2]
@@ -229,10 +222,7 @@ def test_targets_need_dicts_with_fields_of_varying_length():
         ({"mask": np.zeros((4, 4), np.uint8)}, r"field 'mask'.*: expected a mask of 8 x 9 pixels"),
         ({"boxes": [[0, 0, 40, 4]]}, r"field 'boxes'.*: expected boxes within the image of 8 x 9 pixels"),
         ({"labels": [1, 2]}, r"field 'labels'.*: expected one entry for each of the 1 of 'boxes', got 2"),
-        (
-            {"labels": None},
-            r"field 'labels'.*: no field 'labels' to move with the image; the sample has the fields",
-        ),
+        ({"labels": None}, r"field 'labels'.*: no field 'labels' to move with the image; the sample has"),
         ({"mask": b"no mask"}, "field 'mask'.*: .*its data is in no format"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -242,28 +232,23 @@ def test_errors_name_the_sample_and_the_field(change, problem, workers):
     good = {"image": make_pixels(8, 9), "mask": np.zeros((8, 9)), "boxes": [[0, 0, 4, 4]], "labels": [1]}
     bad = {name: value for name, value in (good | change).items() if value is not None}
     crop = CenterCrop(("image", "mask", Boxes("boxes", "labels")), 4)
-    loader = DataLoader(
-        [good] * 5 + [bad], places="cpu", batch_size=2, num_workers=workers, transforms=[crop]
-    )
+    options = {"places": "cpu", "batch_size": 2, "num_workers": workers, "transforms": [crop]}
+    loader = DataLoader([good] * 5 + [bad], **options)
     with pytest.raises(SampleError, match=f"batch 2, sample 1, dataset index 5.*{problem}"):
         list(loader)
 
 
 def test_a_dataset_may_refill_its_arrays():
-    class Refilled(Dataset):
-        image, mask = np.zeros((8, 9, 3), np.uint8), np.zeros((8, 9), np.uint8)
-        boxes, labels = np.zeros((1, 4)), np.zeros(1, int)
+    image, mask = np.zeros((8, 9, 3), np.uint8), np.zeros((8, 9), np.uint8)
+    boxes, labels = np.zeros((1, 4)), np.zeros(1, int)
 
-        def __len__(self):
-            return 4
-
-        def __getitem__(self, index):
-            self.mask[:] = self.labels[:] = index
-            self.boxes[:] = 0, 0, index + 1, index + 1
-            return {"image": self.image, "mask": self.mask, "boxes": self.boxes, "labels": self.labels}
+    def refill(index):
+        mask[:] = labels[:] = index
+        boxes[:] = 0, 0, index + 1, index + 1
+        return {"image": image, "mask": mask, "boxes": boxes, "labels": labels}
 
     flip = RandomFlip(("image", "mask", Boxes("boxes", "labels")), p=1)
-    [batch] = DataLoader(Refilled(), places="cpu", batch_size=4, transforms=[flip])
+    [batch] = DataLoader(Made(refill, 4), places="cpu", batch_size=4, transforms=[flip])
     assert batch["mask"][:, 0, 0].tolist() == batch["labels"].values.tolist() == [0, 1, 2, 3]
     assert batch["boxes"].values[:, 3].tolist() == [1, 2, 3, 4]
 
@@ -273,19 +258,14 @@ def test_a_batch_does_not_hold_its_masks_open(tmp_path):
     path.write_bytes(encode(np.zeros((8, 9), np.uint8), "PNG"))
     held = []
 
-    class Opened(Dataset):
-        def __len__(self):
-            return 4
+    def read(index):
+        mask = pillow.open(path)
+        held.append(weakref.ref(mask))
+        assert sum(one() is not None for one in held) <= 2
+        return {"image": make_pixels(8, 9), "mask": mask}
 
-        def __getitem__(self, index):
-            mask = pillow.open(path)
-            held.append(weakref.ref(mask))
-            assert sum(one() is not None for one in held) <= 2
-            return {"image": make_pixels(8, 9), "mask": mask}
-
-    [batch] = DataLoader(
-        Opened(), places="cpu", batch_size=4, transforms=[RandomFlip(("image", "mask"), p=1)]
-    )
+    flip = [RandomFlip(("image", "mask"), p=1)]
+    [batch] = DataLoader(Made(read, 4), places="cpu", batch_size=4, transforms=flip)
     assert batch["mask"].shape == (4, 8, 9)
 
 
@@ -299,9 +279,8 @@ def test_of_several_bad_files_the_first_is_named_and_all_can_be_left_out(along, 
     with pytest.raises(SampleError, match=r"sample 1, dataset index 1, field 'mask'"):
         list(DataLoader(damaged, places="cpu", **options))
     [batch] = DataLoader(damaged, places="cpu", on_bad="skip", **options)
-    [whole] = DataLoader(
-        [{name: one[name] for name in names} for one in samples[:4]], places="cpu", **options
-    )
+    good = [{name: one[name] for name in names} for one in samples[:4]]
+    [whole] = DataLoader(good, places="cpu", **options)
     np.testing.assert_array_equal(batch["mask"], whole["mask"][[0, 3]])
 
 

@@ -175,48 +175,24 @@ class Unmeasured(Made):
 TWO = {"places": [CPUPlace()] * 2, "num_workers": 1, "worker_type": "thread"}
 DESCRIBED = [
     (NUMBERS, {}, "list of 10 samples; batches of 1; in the dataset's order; no workers; on cpu"),
-    (
-        range(10**6),
-        {"batch_size": 8, "shuffle": True, "num_workers": 2},
-        "range of 1,000,000 samples; batches of 8; shuffled; 2 worker processes; on cpu",
-    ),
-    (
-        NUMBERS,
-        {"shuffle": True, "seed": 3, **TWO},
-        "list of 10 samples; batches of 1; shuffled with seed 3; 1 worker thread; on cpu, cpu",
-    ),
-    (
-        Counting(3),
-        {"batch_size": None},
-        "Counting; single samples; in the dataset's order; no workers; on cpu",
-    ),
-    (
-        NUMBERS,
-        {"sampler": RandomSampler(NUMBERS), "num_workers": "auto"},
-        "list of 10 samples; batches of 1; in the order of RandomSampler; 1 worker process, a number found "
-        "automatically; on cpu",
-    ),
-    (
-        NUMBERS,
-        {"batch_sampler": DistributedBatchSampler(NUMBERS, 2, 1, 0)},
-        "list of 10 samples; batches of DistributedBatchSampler; in its order; no workers; on cpu",
-    ),
-    (
-        NUMBERS,
-        {"batch_size": 2, "shard": (1, 4)},
-        "list of 10 samples; batches of 2; in the dataset's order; rank 1 of 4; no workers; on cpu",
-    ),
-    (
-        Unmeasured(None),
-        {"sampler": [1]},
-        "Unmeasured; batches of 1; in the order of list; no workers; on cpu",
-    ),
-    (
-        {"x": [1, 2, 3], "name": ["a", "b", "c"]},  # described by its rows
-        {"batch_size": 2},
-        "dict of 3 samples; batches of 2; in the dataset's order; no workers; on cpu",
-    ),
-]
+    (range(10**6), {"batch_size": 8, "shuffle": True, "num_workers": 2},
+     "range of 1,000,000 samples; batches of 8; shuffled; 2 worker processes; on cpu"),
+    (NUMBERS, {"shuffle": True, "seed": 3, **TWO},
+     "list of 10 samples; batches of 1; shuffled with seed 3; 1 worker thread; on cpu, cpu"),
+    (Counting(3), {"batch_size": None},
+     "Counting; single samples; in the dataset's order; no workers; on cpu"),
+    (NUMBERS, {"sampler": RandomSampler(NUMBERS), "num_workers": "auto"},
+     "list of 10 samples; batches of 1; in the order of RandomSampler; 1 worker process, a number found "
+     "automatically; on cpu"),
+    (NUMBERS, {"batch_sampler": DistributedBatchSampler(NUMBERS, 2, 1, 0)},
+     "list of 10 samples; batches of DistributedBatchSampler; in its order; no workers; on cpu"),
+    (NUMBERS, {"batch_size": 2, "shard": (1, 4)},
+     "list of 10 samples; batches of 2; in the dataset's order; rank 1 of 4; no workers; on cpu"),
+    (Unmeasured(None), {"sampler": [1]},
+     "Unmeasured; batches of 1; in the order of list; no workers; on cpu"),
+    ({"x": [1, 2, 3], "name": ["a", "b", "c"]}, {"batch_size": 2},  # described by its rows
+     "dict of 3 samples; batches of 2; in the dataset's order; no workers; on cpu"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("dataset", "options", "text"), DESCRIBED)

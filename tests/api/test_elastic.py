@@ -13,16 +13,16 @@ from tests.loading import load
 from tests.rank_loaders import Stream, loaders, make, numbers, order_of, read_in_legs
 from tests.sample_sets import ONE_THREAD, values
 
-legs = st.lists(
-    st.tuples(st.integers(1, 6), st.integers(1, 5), st.integers(0, 6), st.sampled_from([0, 0, 2])), max_size=4
-)
+world_sizes, batch_sizes = st.integers(1, 6), st.integers(1, 5)
+threads, places = st.sampled_from([0, 0, 2]), st.integers(1, 3)
+splits = st.sampled_from(["batches", "shards"])
 
 
 class TestResuming:
     @given(
         count=st.integers(0, 90),
-        legs=legs,
-        last=st.tuples(st.integers(1, 6), st.integers(1, 5)),
+        legs=st.lists(st.tuples(world_sizes, batch_sizes, st.integers(0, 6), threads), max_size=4),
+        last=st.tuples(world_sizes, batch_sizes),
         uneven=st.sampled_from(["pad", "drop"]),
         kind=st.sampled_from([range, Stream]),
     )
@@ -44,14 +44,7 @@ class TestResuming:
     @given(
         count=st.integers(0, 90),
         legs=st.lists(
-            st.tuples(
-                st.integers(1, 4),
-                st.integers(1, 5),
-                st.integers(1, 3),
-                st.sampled_from(["batches", "shards"]),
-                st.integers(0, 3),
-            ),
-            max_size=4,
+            st.tuples(st.integers(1, 4), batch_sizes, places, splits, st.integers(0, 3)), max_size=4
         ),
         epoch=st.integers(0, 3),
     )

@@ -43,20 +43,13 @@ def dataset(ray):
     """100 rows in five blocks."""
     import pyarrow as pa
 
-    tables = []
-    for start in range(0, 100, 20):
-        numbers = np.arange(start, start + 20)
+    def make_block(numbers):
         pixels = pa.array(np.repeat(numbers, 4).astype(np.float32))
-        tables.append(
-            pa.table(
-                {
-                    "image": pa.FixedSizeListArray.from_arrays(pixels, 4),
-                    "label": numbers,
-                    "name": [f"sample {number}" for number in numbers],
-                }
-            )
-        )
-    return ray.data.from_arrow(tables)
+        names = [f"sample {number}" for number in numbers]
+        images = pa.FixedSizeListArray.from_arrays(pixels, 4)
+        return pa.table({"image": images, "label": numbers, "name": names})
+
+    return ray.data.from_arrow([make_block(numbers) for numbers in np.arange(100).reshape(5, 20)])
 
 
 def check(batch):
@@ -122,9 +115,7 @@ def test_a_pass_is_resumed_between_epochs_alone(dataset, workers):
     next(batches)
     again = load()
     again.load_state_dict(loader.state_dict())
-    with pytest.raises(
-        gpuloader.SampleError, match=r"cannot be resumed in its middle, .*; save states between"
-    ):
+    with pytest.raises(gpuloader.SampleError, match=r"resumed in its middle, .*; save states between"):
         list(again)
     batches.close()
     list(loader)

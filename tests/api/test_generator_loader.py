@@ -138,19 +138,6 @@ class TestEpochs:
         next(epoch)
         assert reader.given == 1
 
-    def test_the_reader_works_while_the_consumer_computes(self):
-        """Tested with latches, not clocks: batch 1 is produced while the consumer holds batch 0."""
-        reader = StepReader([[np.array([n])] for n in range(3)])
-        loader = DataLoader.from_generator(capacity=2).set_batch_generator(reader, places="cpu")
-        epoch = iter(loader)
-        reader.allow(1)
-        (first,) = next(epoch)
-        reader.allow(2)
-        wait_until(lambda: loader.stats().batches == 3)  # staged before anyone requests them
-        assert first[0] == 0
-        reader.allow(1)
-        assert [number[0] for (number,) in epoch] == [1, 2]
-
 
 def test_its_description():
     feeds = [data("image", [None, 2]), data("label", [None], "int64")]

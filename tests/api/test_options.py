@@ -447,7 +447,8 @@ class TestWithAnyWorkers:
     def test_an_index_outside_the_data_set(self, dataset, workers):
         options = {"places": "cpu", "batch_size": 2, **workers}
         for index in (4, -5, 2**62, -(2**62)):
-            with pytest.raises(SampleError, match=r"batch 1, sample 0, dataset index -?\d+") as caught:
+            message = rf"batch 1, sample 0, dataset index {index}.*index {index} is out of range for 4"
+            with pytest.raises(SampleError, match=message) as caught:
                 list(DataLoader(dataset, sampler=[0, 1, index, 2], **options))
             assert (caught.value.batch, caught.value.index, caught.value.dataset_index) == (1, 0, index)
         for index in ("a", 1.5, [1], None, 2**70):
@@ -464,9 +465,7 @@ class TestWithAnyWorkers:
         reference = DataLoader.from_generator(FEEDS, capacity=1, return_list=True)
         [[by_generator]] = reference.set_sample_generator(lambda: samples, batch_size=3, places="cpu")
         assert_same(by_generator, wanted)
-        with pytest.raises(
-            SampleError, match=r"batch 1, sample 0, dataset index 3, field 'image'.*expected shape"
-        ):
+        with pytest.raises(SampleError, match=r"sample 0, dataset index 3, field 'image'.*expected shape"):
             list(DataLoader([*samples, (np.zeros(5), 1)], FEEDS, "cpu", batch_size=3, **workers))
 
     def test_feeds_of_varying_length(self, workers):
@@ -519,9 +518,7 @@ class TestWithAnyWorkers:
         for part, wanted in ((samples, [1, 2, 3, 4]), (samples[1:], [3, 4])):
             [batch] = load(part, batch_size=4, ragged=["x"], **workers)
             assert_same(batch["x"].values, np.array(wanted))
-        with pytest.raises(
-            SampleError, match=r"field 'x'.*: the lists of all samples of the batch are empty"
-        ):
+        with pytest.raises(SampleError, match=r"field 'x'.*: the lists of all samples .* are empty"):
             list(load(samples[1:], ragged=["x"], **workers))
         samples = [{"x": np.arange(index), "y": index, "z": "text"} for index in range(1, 8)]
         for batch in load(samples, batch_size=3, ragged=["x"], **PROCESSES):
@@ -541,10 +538,7 @@ class TestWithAnyWorkers:
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        (
-            {"ragged": ["z"]},
-            r"ragged, pad or Boxes names \['z'\], but the sample's array fields are \['x', 'y'\]",
-        ),
+        ({"ragged": ["z"]}, r"Boxes names \['z'\], but the sample's array fields are \['x', 'y'\]"),
         ({"pad": {"x.0": 1}}, r"ragged, pad or Boxes names \['x.0'\]"),
         ({"ragged": ["y"]}, "field 'y': expected an array of varying length, got a number"),
         ({"pad": {"x": 0.5}}, "field 'x': cannot pad rows of int64 with 0.5"),

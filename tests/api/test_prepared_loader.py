@@ -40,6 +40,10 @@ def test_a_loader_is_registered(processes, shard):
     assert prepared.state_dict()["epoch"] == 3
 
 
+def skip(count):
+    return skip_first_batches(PreparedLoader(load()), count)
+
+
 WHOLE = "each of the 2 processes would read everything: pass shard='auto'"
 
 
@@ -49,16 +53,8 @@ WHOLE = "each of the 2 processes would read everything: pass shard='auto'"
         (lambda: prepare(Accelerator(2), load()), ValueError, WHOLE),
         (lambda: prepare(Accelerator(1), load(static=True)), ValueError, "a loader with static=True cannot"),
         (lambda: prepare(Accelerator(1), [1, 2]), TypeError, r"expected a gpuloader.DataLoader, got list; "),
-        (
-            lambda: skip_first_batches(PreparedLoader(load()), -1),
-            ValueError,
-            "num_batches must be an integer",
-        ),
-        (
-            lambda: skip_first_batches(PreparedLoader(load()), 12),
-            ValueError,
-            "12 batches into an epoch and t",
-        ),
+        (lambda: skip(-1), ValueError, "num_batches must be an integer"),
+        (lambda: skip(12), ValueError, "12 batches into an epoch and t"),
         (lambda: PreparedLoader(load()).sampler, AttributeError, r"use gpuloader\.accelerate\.skip_first_b"),
         (lambda: PreparedLoader(load()).batch_sampler, AttributeError, r"use gpuloader\.accelerate\.skip_f"),
         (lambda: PreparedLoader(load()).other, AttributeError, r"its loader may have: .loader.other"),

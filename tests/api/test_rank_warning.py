@@ -7,8 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from gpuloader import DataLoader, DistributedBatchSampler, IterableDataset, ParquetDataset, get_worker_info
+from gpuloader import DataLoader, DistributedBatchSampler, ParquetDataset, get_worker_info
 from gpuloader.api import dataset_epochs
+from tests.api.streams import Items
 from tests.sample_sets import INLINE, ONE_THREAD, PROCESSES, Counting, name_workers, values
 
 by_workers = pytest.mark.parametrize("workers", [INLINE, ONE_THREAD, PROCESSES], ids=name_workers)
@@ -25,12 +26,10 @@ def load(dataset, **options):
     return DataLoader(dataset, places="cpu", **options)
 
 
-class ByRank(IterableDataset):
-    """Items that each worker of each rank takes its part of."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        yield from range(info.rank * info.num_workers + info.id, 12, info.world_size * info.num_workers)
+def take_part():
+    """Return the items of this worker of this rank."""
+    info = get_worker_info()
+    return range(info.rank * info.num_workers + info.id, 12, info.world_size * info.num_workers)
 
 
 @pytest.mark.usefixtures("on_rank_1_of_2")
@@ -109,7 +108,7 @@ class TestTheWarningDoesNotCome:
 
     @pytest.mark.parametrize("workers", [ONE_THREAD, PROCESSES], ids=name_workers)
     def test_if_the_dataset_asks_for_its_rank(self, workers):
-        found = np.concatenate(list(load(ByRank(), batch_size=2, **workers)))
+        found = np.concatenate(list(load(Items(take_part), batch_size=2, **workers)))
         count = workers["num_workers"]
         assert sorted(found.tolist()) == [number for number in range(12) if number // count % 2]
 

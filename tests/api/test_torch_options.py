@@ -5,7 +5,8 @@ import multiprocessing
 import numpy as np
 import pytest
 
-from gpuloader import DataLoader, Dataset, IterableDataset
+from gpuloader import DataLoader, Dataset
+from tests.api.streams import Items
 from tests.loading import load, resume
 from tests.sample_sets import Counting, values
 
@@ -99,15 +100,9 @@ class TestGenerator:
         assert sorted(int(number) for loader in ranks for batch in loader for number in batch) == NUMBERS
 
 
-class Lines(IterableDataset):
-    def __init__(self, count):
-        self.count = count
-
-    def __iter__(self):
-        return iter(range(self.count))
-
+class Lines(Items):
     def __len__(self):
-        return self.count
+        return len(self.make())
 
 
 class TestLengthOfAnIterableDataset:
@@ -124,13 +119,13 @@ class TestLengthOfAnIterableDataset:
     )
     @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 10])
     def test_it_is_the_number_of_steps(self, options, count):
-        loader = DataLoader(Lines(count), **{"places": "cpu", "batch_size": 3, **options})
+        loader = DataLoader(Lines(lambda: range(count)), **{"places": "cpu", "batch_size": 3, **options})
         assert len(loader) == len(list(loader))
 
     def test_a_resumed_epoch_may_have_more_batches_than_that(self):
         """Two workers that both yield all items have twice as many; the length is the dataset's word."""
         options = {"batch_size": 2, "num_workers": 2, "worker_type": "thread"}
-        _, again = resume(lambda: load(Lines(4), **options), 3)
+        _, again = resume(lambda: load(Lines(lambda: range(4)), **options), 3)
         assert (len(again), len(list(again))) == (2, 1)
 
     def test_a_length_that_raises_is_no_length(self):
@@ -140,9 +135,10 @@ class TestLengthOfAnIterableDataset:
             def __len__(self):
                 raise RuntimeError("not here")
 
-        loader = load(Refusing(4), batch_size=2)
+        dataset = Refusing(lambda: range(4))
+        loader = load(dataset, batch_size=2)
         assert values(list(loader)) == [[0, 1], [2, 3]]
-        assert len(list(Refusing(2) + Refusing(2))) == 4
+        assert len(list(dataset + dataset)) == 8
         with pytest.raises(TypeError, match=r"Refusing\.__len__ raised RuntimeError: not here") as caught:
             len(loader)
         assert isinstance(caught.value.__cause__, RuntimeError)

@@ -21,7 +21,7 @@ from gpuloader.sources.images.regions import Code
 from gpuloader.transforms import Normalize, RandomFlip, RandomResizedCrop
 from tests.fakes import no_other_collection
 from tests.fakes_cuda import read
-from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow
+from tests.picture_files import decoded_by_pillow, encode, make_pixels, pillow, turned
 
 nvimgcodec = pytest.importorskip("tests.fakes_nvimgcodec", reason="Pillow is not installed")
 
@@ -241,9 +241,8 @@ def codec(request):
 def test_a_whole_loop_with_the_real_package(runtime, monkeypatch):
     """Its CPU decoders take the place of the GPU's; all else is as on a GPU."""
     module, backends = import_real()
-    monkeypatch.setattr(
-        cuda_device, "open_codec", lambda _, calls: JpegCodec(module, -99999, backends, calls)
-    )
+    real = lambda _, calls: JpegCodec(module, -99999, backends, calls)  # noqa: E731
+    monkeypatch.setattr(cuda_device, "open_codec", real)
     samples = make_files(40)
     assert collect(runtime, load("gpu:0", samples, prefetch=3)) == expect(samples)
 
@@ -253,19 +252,17 @@ PARTS = [(0, 0, 50, 70), (1, 1, 50, 70), (0, 0, 9, 9), (13, 7, 41, 60), (49, 69,
 
 @pytest.mark.parametrize("orientation", [None, *range(1, 9)])
 def test_regions_are_those_of_the_upright_picture(codec, orientation):
-    exif = pillow.Exif()
-    if orientation is not None:
-        exif[0x0112] = orientation
     height, width = (70, 50) if (orientation or 1) > 4 else (50, 70)
-    data = encode(make_pixels(height, width, seed=3), exif=exif, quality=90)
+    exif = {} if orientation is None else turned(orientation)
+    data = encode(make_pixels(height, width, seed=3), quality=90, **exif)
     from PIL import ImageOps
 
-    turned = np.asarray(ImageOps.exif_transpose(pillow.open(io.BytesIO(data))))
+    upright = np.asarray(ImageOps.exif_transpose(pillow.open(io.BytesIO(data))))
     code = np.frombuffer(data, np.uint8)
     codes = [Code(code, part, orientation or 1) for part in PARTS]
     for part, found in zip(PARTS, take(codec, codes), strict=True):
         top, left, bottom, right = part
-        np.testing.assert_array_equal(found, turned[top:bottom, left:right])
+        np.testing.assert_array_equal(found, upright[top:bottom, left:right])
     if height < width:  # as it is stored, whatever Exif says
         [found] = take(codec, [Code(code, (3, 4, 30, 40), 1)])
         np.testing.assert_array_equal(found, decoded_by_pillow(data)[3:30, 4:40])

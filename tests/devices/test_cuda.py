@@ -36,6 +36,7 @@ from tests.loading import read_batches
 from tests.processes import run_in_fork
 
 cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
+CompileException, OutOfMemoryError = cupy.cuda.compiler.CompileException, cupy.cuda.memory.OutOfMemoryError
 
 
 @pytest.mark.parametrize("double_buffer", [True, False])
@@ -151,9 +152,7 @@ class TestSeveralStreams:
 
     def test_a_per_thread_default_stream_in_its_own_thread_holds_up_no_other_one(self, runtime, monkeypatch):
         streams, record = [], runtime.eventRecord
-        monkeypatch.setattr(
-            runtime, "eventRecord", lambda event, stream: (streams.append(stream), record(event, stream))
-        )
+        monkeypatch.setattr(runtime, "eventRecord", lambda *given: (streams.append(given[1]), record(*given)))
         loader = DataLoader.from_generator(capacity=3, return_list=True, stream=Named(2))
         for _ in loader.set_batch_generator(batches(10), places="gpu:0"):
             pass
@@ -377,15 +376,9 @@ class TestKernelsFail:
         ("error", "message"),
         [
             (DriverError(719, "CUDA_ERROR_LAUNCH_FAILED"), r"gpu:0 failed: CUDA_ERROR_LAUNCH_FAILED.*719"),
-            (
-                cupy.cuda.compiler.CompileException("no such type", "", "gather", ()),
-                "cannot compile a kernel for gpu:0",
-            ),
+            (CompileException("no such type", "", "gather", ()), "cannot compile a kernel for gpu:0"),
             (RuntimeError('Failure finding "libnvrtc.so.13"'), r"compiler is missing: .*\[cuda13\]"),
-            (
-                cupy.cuda.memory.OutOfMemoryError(512, 1024),
-                "CuPy's memory pool on gpu:0 is too small for a kernel",
-            ),
+            (OutOfMemoryError(512, 1024), "CuPy's memory pool on gpu:0 is too small for a kernel"),
         ],
         ids=["driver", "source", "compiler", "memory"],
     )

@@ -112,9 +112,8 @@ class TestMemoryRunsOut:
         """Of each that is imported and uses a GPU, how much it keeps for later, and what gives it back."""
         pool = SimpleNamespace(free_bytes=lambda: 1_000)
         counts = {"memory_reserved": lambda index: 5_000 + index, "memory_allocated": lambda index: 3_000}
-        chip = SimpleNamespace(
-            local_hardware_id=1, memory_stats=lambda: {"pool_bytes": 9_000, "bytes_in_use": 5_000}
-        )
+        held = {"pool_bytes": 9_000, "bytes_in_use": 5_000}
+        chip = SimpleNamespace(local_hardware_id=1, memory_stats=lambda: held)
         torch_cuda = SimpleNamespace(is_initialized=lambda: True, **counts)
         bridge = SimpleNamespace(backends_are_initialized=lambda: True)
         for name, module in {

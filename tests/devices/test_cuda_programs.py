@@ -66,10 +66,8 @@ def test_a_step_of_shards_is_one_batch(runtime, cache):
         assert [images.device.id for images, _, _ in step] == [0, 1]
         runtime.finish()
         masks = [read(mask) for *_, mask in step]
-        fields = zip(*[(images, labels) for images, labels, _ in step], strict=True)
-        found.append(
-            [np.concatenate([read(one)[m] for one, m in zip(f, masks, strict=True)]) for f in fields]
-        )
+        parts = [[read(one)[mask] for one in part[:2]] for part, mask in zip(step, masks, strict=True)]
+        found.append([np.concatenate(field) for field in zip(*parts, strict=True)])
     assert_same(found, wanted(batch_size=6))
 
 

@@ -20,10 +20,8 @@ from tests.fakes import nothing_left_behind
 from tests.fakes_cuda import as_host, install_framework, read
 from tests.loading import read_batches
 
-DTYPES = [
-    *("bool", "uint8", "int8", "int16", "int32", "int64"),
-    *("float16", "float32", "float64", "complex64", "complex128"),
-]
+DTYPES = ["bool", "uint8", "int8", "int16", "int32", "int64"]
+DTYPES += ["float16", "float32", "float64", "complex64", "complex128"]
 NARROW = {"int64": "int32", "float64": "float32", "complex128": "complex64"}  # by default, in JAX
 PAIRS = [[2 * one, 2 * one + 1] for one in range(20)]
 
@@ -157,9 +155,8 @@ class TestOnAHost:
         assert nested.to_padded_tensor(-1.0).tolist() == batch.to_padded(-1).tolist()
 
     def test_nested_fields_and_ragged_ones(self, name):
-        samples = [
-            {"words": np.arange(n + 1, dtype=np.float32), "meta": (np.float32(n), f"n{n}")} for n in range(3)
-        ]
+        words = [np.arange(n + 1, dtype=np.float32) for n in range(3)]
+        samples = [{"words": words[n], "meta": (np.float32(n), f"n{n}")} for n in range(3)]
         options = {"places": "cpu", "batch_size": 3, "output": name, "ragged": ["words"]}
         [batch] = DataLoader(samples, **options)
         assert type(batch["words"]) is Ragged
@@ -179,14 +176,12 @@ class TestOnAHost:
         assert "int32" in str(batch["words"].dtype)
 
     def test_of_workers_several_places_and_a_generator(self, name):
-        loader = DataLoader(
-            numbers(), places=["cpu"] * 2, batch_size=4, output=name, num_workers=2, split="shards"
-        )
+        options = {"batch_size": 4, "output": name, "num_workers": 2, "split": "shards"}
+        loader = DataLoader(numbers(), places=["cpu"] * 2, **options)
         found = [as_numpy(part)[:, 0].tolist() for step in loader for part in step]
         assert found == PAIRS
-        for one, [batch] in enumerate(
-            read_batches(lambda: ([numbers(4) + n] for n in range(9)), output=name)
-        ):
+        reader = read_batches(lambda: ([numbers(4) + n] for n in range(9)), output=name)
+        for one, [batch] in enumerate(reader):
             np.testing.assert_array_equal(as_numpy(batch), numbers(4) + one)
             assert type(batch).__module__.startswith(("torch", "jax", "paddle"))
 
@@ -238,14 +233,12 @@ class TestNative:
         with pytest.raises(ValueError, match="output must be one of"):
             DataLoader.from_generator(capacity=1, output=3)
 
-    @pytest.mark.parametrize(
-        ("name", "package"), [("torch", "torch"), ("jax", "jax"), ("paddle", "paddlepaddle")]
-    )
-    def test_a_framework_that_is_missing(self, monkeypatch, name, package):
-        monkeypatch.setitem(sys.modules, name, None)
-        with pytest.raises(ImportError, match=f"'{name}' needs {name}.*pip install {package}") as caught:
-            DataLoader(numbers(), places="cpu", output=name)
-        assert caught.value.name == name
+    def test_a_framework_that_is_missing(self, monkeypatch):
+        for name, package in (("torch", "torch"), ("jax", "jax"), ("paddle", "paddlepaddle")):
+            monkeypatch.setitem(sys.modules, name, None)
+            with pytest.raises(ImportError, match=f"'{name}' needs {name}.*pip install {package}") as caught:
+                DataLoader(numbers(), places="cpu", output=name)
+            assert caught.value.name == name
 
 
 class Stream:
@@ -510,9 +503,7 @@ class TestJaxOnAGpu:
     def test_one_pointer_is_asked_about_per_array_and_no_event_made(self, runtime, copies, monkeypatch):
         """CuPy's export asks about the pointer; what JAX asks besides is answered without CUDA."""
         asked = []
-        monkeypatch.setattr(
-            cuda.cupy.ndarray, "__dlpack_device__", lambda array: asked.append(array), raising=False
-        )
+        monkeypatch.setattr(cuda.cupy.ndarray, "__dlpack_device__", asked.append, raising=False)
         list(DataLoader(TensorDataset(numbers(), numbers()), places="gpu:0", batch_size=2, output="jax"))
         assert len(copies) == 40
         assert not asked

@@ -358,17 +358,3 @@ def follow(device, stream):
     ready = device.event()
     device.record(ready, device.consumer_stream())
     device.wait(stream, ready)
-
-
-def test_batches_on_changing_streams_follow_one_another():
-    [place] = simulated_places(1, seed=5)
-    device = place.device
-    streams = [device.stream(), device.stream()]
-    epoch, seen = iter(DataLoader(ROWS, places=place, batch_size=3, static=True)), []
-    for number in range(4):
-        with device.use(streams[number % 2]):
-            batch = next(epoch)
-            seen.append(batch.launch_read(duration=2.0))
-    for stream in streams:
-        device.finish(stream)
-    assert [values[0][0, 0] for values in seen] == [0, 6, 12, 18]

@@ -24,7 +24,7 @@ from gpuloader.transforms import (
     Resize,
 )
 from tests.loading import resume
-from tests.picture_files import encode, make_pixels, pillow
+from tests.picture_files import encode, make_pixels, pillow, turned
 
 FORMS = [
     ("JPEG", "RGB", {}),
@@ -184,9 +184,7 @@ def test_shards_of_a_batch_and_batches_at_fixed_addresses_are_made_by_workers(fi
 def test_pictures_turned_by_exif(tmp_path, decoded):
     paths = [tmp_path / f"{orientation}.jpg" for orientation in range(1, 9)]
     for orientation, path in enumerate(paths, 1):
-        exif = pillow.Exif()
-        exif[0x0112] = orientation
-        path.write_bytes(encode(make_pixels(50, 70, seed=orientation), exif=exif))
+        path.write_bytes(encode(make_pixels(50, 70, seed=orientation), **turned(orientation)))
     for upright in (True, False):
         pictures = ImageFiles(paths, upright=upright)
         check_alike(pictures, [RandomResizedCrop(None, 24)], batch_size=8, epochs=1)

@@ -18,16 +18,8 @@ def dataset():
 
 
 def load(output, **options):
-    return DataLoader(
-        dataset(),
-        places="gpu:0",
-        batch_size=BATCH,
-        shuffle=True,
-        seed=3,
-        output=output,
-        static=True,
-        **options,
-    )
+    options |= {"batch_size": BATCH, "shuffle": True, "seed": 3, "output": output, "static": True}
+    return DataLoader(dataset(), places="gpu:0", **options)
 
 
 def sums_on_host():

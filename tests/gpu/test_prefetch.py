@@ -7,15 +7,9 @@ import gpuloader
 from gpuloader.devices.places import CUDAPlace, open_device
 from gpuloader.kernels.spin import spin
 from tests.gpu.streams import as_cupy
+from tests.gpu.test_handover import SPIN, picture
 
-SHAPE = (64, 1024)
-SPIN = 2_000_000  # nanoseconds, the time of a hundred copies
 COUNT = 30
-
-
-def picture(number):
-    """Return a batch that differs from every other one in all its parts."""
-    return np.random.default_rng(number).random(SHAPE, np.float32)
 
 
 def batches(torch=None, *, pinned=False):

@@ -17,38 +17,21 @@ def check_same(dataset, transforms, **options):
     return got
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("to", ["CHW", "HWC"])
-def test_normalize(dtype, to):
-    check_same(Pictures(), [t.Normalize("0", MEAN, STD, scale=1 / 255, dtype=dtype, to=to)])
+NORMALIZE = t.Normalize("0", MEAN, STD, scale=1 / 255)
+STEPS = {
+    "normalized": [t.Normalize("0", MEAN, STD, scale=1 / 255, dtype="bfloat16", to="HWC")],
+    "windows": [t.RandomCropFlip("0", (13, 9)), NORMALIZE],
+    "windows alone": [t.RandomCropFlip("0", (13, 9))],  # bytes stay bytes, without a `Normalize`
+    "windows cast": [t.RandomCropFlip("0", (8, 12), flip=False), t.Cast("0", "float16")],
+    "one hot": [t.OneHot("1", 5, dtype="float16")],  # labels out of range become rows of zeros
+    "cast": [t.Cast("0", "bfloat16", scale=1 / 255)],
+}
 
 
-@pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 12)])
-@pytest.mark.parametrize("flip", [False, True])
-def test_crop_and_flip(size, flip):
-    steps = [t.RandomCropFlip("0", size, flip=flip), t.Normalize("0", MEAN, STD, scale=1 / 255)]
-    first, second = np.array_split(np.array([one[0].sum() for one in check_same(Pictures(), steps)]), 2)
-    assert not np.array_equal(first, second)  # the second epoch draws other windows, in another order
-
-
-@pytest.mark.parametrize("size", [(16, 16), (13, 9), (8, 12)])
-@pytest.mark.parametrize("after", [None, "float16"])
-def test_windows_alone(size, after):
-    """Without a `Normalize` after the crop, bytes stay bytes unless a `Cast` follows."""
-    steps = [t.RandomCropFlip("0", size)] + ([] if after is None else [t.Cast("0", after)])
-    assert {images.dtype for images, *_ in check_same(Pictures(), steps)} == {np.dtype(after or "uint8")}
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "uint8"])
-def test_one_hot(dtype):
-    check_same(Pictures(), [t.OneHot("1", 10, dtype=dtype)])
-    check_same(Pictures(), [t.OneHot("1", 5, dtype=dtype)])  # labels out of range become rows of zeros
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64", "int32"])
-@pytest.mark.parametrize("scale", [None, 1 / 255, 2.0])
-def test_cast(dtype, scale):
-    check_same(Pictures(), [t.Cast("0", dtype, **({} if scale is None else {"scale": scale}))])
+@pytest.mark.parametrize("case", STEPS)
+def test_a_gpu_makes_what_a_cpu_makes(case):
+    """`test_kernels.py` compares each kernel with its twin for every dtype and layout."""
+    check_same(Pictures(), STEPS[case])
 
 
 def test_pad():
@@ -71,16 +54,14 @@ def test_mixed_pictures(options, to, dtype):
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
 def test_with_workers(kind):
-    steps = [t.RandomCropFlip("0", (12, 12)), t.Normalize("0", MEAN, STD, scale=1 / 255), t.OneHot("1", 10)]
+    steps = [t.RandomCropFlip("0", (12, 12)), NORMALIZE, t.OneHot("1", 10)]
     check_same(Pictures(), steps, num_workers=2, worker_type=kind)
 
 
 @pytest.mark.parametrize("size", [(224, 224), (223, 221)])
 def test_large_pictures(size):
     """Full-sized pictures, including rows that do not start at aligned addresses."""
-    check_same(
-        Pictures(14, size=224), [t.RandomCropFlip("0", size), t.Normalize("0", MEAN, STD, scale=1 / 255)]
-    )
+    check_same(Pictures(14, size=224), [t.RandomCropFlip("0", size), NORMALIZE])
 
 
 @pytest.mark.parametrize("kind", ["process", "thread"])
@@ -99,14 +80,13 @@ def test_pictures_of_any_size(steps, kind):
     draw = np.random.default_rng(0)
     sizes = draw.integers(20, 500, (23, 2))
     pictures = [(draw.integers(0, 256, (*size, 3), np.uint8), label) for label, size in enumerate(sizes)]
-    normalize = t.Normalize("0", MEAN, STD, scale=1 / 255)
-    check_same(pictures, [*steps, normalize], num_workers=2, worker_type=kind)
+    check_same(pictures, [*steps, NORMALIZE], num_workers=2, worker_type=kind)
     check_same(pictures, steps)
 
 
 def test_kernels_run_before_the_batch_is_handed_over(torch):
     """A batch that torch reads at once on its stream is already transformed, not only copied."""
-    options = {"batch_size": 7, "transforms": [t.Normalize("0", MEAN, STD, scale=1 / 255)]}
+    options = {"batch_size": 7, "transforms": [NORMALIZE]}
     loader = DataLoader(Pictures(), places="gpu:0", output="torch", **options)
     kept = [images.clone() for images, _ in loader]
     expected = collect(Pictures(), "cpu", shuffle=False, epochs=1, **options)

@@ -83,12 +83,9 @@ def interesting(dtype):
     dtype = np.dtype(dtype)
     if dtype.kind == "b":
         return np.array([False, True])
-    powers = [
-        2.0**exponent for exponent in (-149, -140, -133, -126, -25, -24, -14, -1, 0, *range(5, 66), 127)
-    ]
-    numbers = [
-        sign * (power + step) for power in powers for step in (0, 0.5, 1, -1, -0.5) for sign in (1, -1)
-    ]
+    exponents = (-149, -140, -133, -126, -25, -24, -14, -1, 0, *range(5, 66), 127)
+    steps = (0, 0.5, 1, -1, -0.5)
+    numbers = [sign * (2.0**one + step) for one in exponents for step in steps for sign in (1, -1)]
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         whole = [int(number) + step for number in numbers for step in (0, 1, -1)]
@@ -146,6 +143,7 @@ def crops(draw):
     return {"images": images, "size": size, "windows": windows, "layout": layout}
 
 
+WIDE = {"images": np.zeros((0, 1, 2**27, 1)), "size": (1, 1), "windows": np.zeros((0, 3), np.int32)}
 CROP = Case(crop, 300, launch_shapes(2), crops())
 CROP.example.update(
     {"images": count_up((2, 4, 5, 3), np.uint8), "size": (2, 2), "windows": np.zeros((2, 3), np.int32)}
@@ -157,11 +155,7 @@ CROP.refused += [
     ({"size": (5, 5)}, ValueError, "height in size must be from 0 to 4, got 5"),
     ({"size": (4, 6)}, ValueError, "width in size must be from 0 to 5, got 6"),
     ({"size": 4}, ValueError, r"size must be \(height, width\), got 4"),
-    (
-        {"images": np.zeros((0, 1, 2**27, 1)), "size": (1, 1), "windows": np.zeros((0, 3), np.int32)},
-        ValueError,
-        "rows of images must have fewer than 1073741824 bytes, got 1073741824",
-    ),
+    (WIDE, ValueError, "rows of images must have fewer than 1073741824 bytes, got 1073741824"),
     ({"windows": np.zeros((2, 3), np.int64)}, TypeError, "windows must have dtype int32, got int64"),
     *WINDOWS,
 ]
@@ -183,11 +177,7 @@ ERASE.refused += [
     ({"images": np.zeros((2, 0, 4, 5))}, ValueError, "images must have at least 1 channel"),
     ({"windows": np.zeros((2, 4))}, TypeError, "windows must have dtype int32, got float64"),
     ({"color": [1, 2]}, ValueError, r"one number for each of 3 channels.*; got \[1, 2\]"),
-    (
-        {"images": np.zeros((2, 65, 4, 5), np.uint8), "color": [0] * 65},
-        ValueError,
-        "each of 65 channels, of which there may be 64",
-    ),
+    ({"images": np.zeros((2, 65, 4, 5)), "color": [0] * 65}, ValueError, "65 channels, of which .* be 64"),
     *WINDOWS,
 ]
 
@@ -212,16 +202,8 @@ GATHER.refused += [
     ({"source": np.zeros(())}, ValueError, "source must have at least one dimension"),
     ({"source": np.zeros((0, 3))}, ValueError, r"2 rows from an empty source of"),
     ({"span": np.array([0, 1])}, TypeError, "out must be a"),
-    (
-        {"span": np.zeros(3, np.int64), "out": np.zeros((1, 6), np.int64)},
-        ValueError,
-        r"span must have shape \(2,\), got \(3,\)",
-    ),
-    (
-        {"span": np.array([0, 1]), "out": np.zeros((1, 3), np.int64)},
-        ValueError,
-        r"out must have shape \(1, 6\), got \(1, 3\)",
-    ),
+    ({"span": np.zeros(3, "i8"), "out": np.zeros((1, 6), "i8")}, ValueError, r"span must have shape \(2,\)"),
+    ({"span": np.array([0, 1]), "out": np.zeros((1, 3), "i8")}, ValueError, r"out must have shape \(1, 6\)"),
 ]
 
 # blend, paste and mix_labels
@@ -554,10 +536,9 @@ def make_batch(pictures, geometry, size):
     sizes = [picture.shape[:2] for picture in pictures]
     channels = pictures[0].shape[2] if pictures else 3
     rows = [(*whole, 0, 0, *rest) for whole, rest in zip(sizes, geometry, strict=True)]
+    nothing = np.zeros((0, channels), np.uint8)
     return {
-        "values": np.concatenate(
-            [np.zeros((0, channels), np.uint8), *(one.reshape(-1, channels) for one in pictures)]
-        ),
+        "values": np.concatenate([nothing, *(one.reshape(-1, channels) for one in pictures)]),
         "row_splits": np.cumsum([0, *(height * width for height, width in sizes)]).astype(np.int64),
         "geometry": np.array(rows, np.float32).reshape(len(rows), 13),
         "size": size,
@@ -617,12 +598,8 @@ def permutations(draw):
     return {"count": count, "seed": draw(SEEDS), "epoch": draw(SEEDS), "start": start, "stop": stop}
 
 
-SHUFFLE = Case(
-    shuffle,
-    200,
-    st.none() | st.tuples(st.tuples(st.integers(1, 5), st.just(1)), st.tuples(st.integers(1, 70))),
-    permutations(),
-)
+FLAT = st.none() | st.tuples(st.tuples(st.integers(1, 5), st.just(1)), st.tuples(st.integers(1, 70)))
+SHUFFLE = Case(shuffle, 200, FLAT, permutations())
 SHUFFLE.example.update({"count": 5, "seed": 1, "epoch": 2})
 SHUFFLE.refused += [
     ({"count": -1}, ValueError, "count must be from 0 to 4611686018427387904, got -1"),

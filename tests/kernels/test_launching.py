@@ -69,27 +69,19 @@ def test_words_are_as_large_as_rows_and_addresses_allow(device, launch, argument
 MANY = 70_000
 COUNTED = np.arange(MANY * 4, dtype=np.uint32).reshape(MANY, 2, 2, 1)
 TURNS = np.stack([np.zeros(MANY), np.zeros(MANY), np.arange(MANY) % 2], 1).astype(np.int32)
-ERASED = np.ones((MANY, 1, 2, 2), np.uint8), np.arange(MANY)[:, None] % 2 * np.array([0, 0, 1, 1])
+CORNERS = (np.arange(MANY)[:, None] % 2 * np.array([0, 0, 1, 1])).astype(np.int32)
+TURNED = {"images": COUNTED, "size": (1, 2), "windows": TURNS}
+ERASED = {"images": np.ones((MANY, 1, 2, 2), np.uint8), "windows": CORNERS}
+CENTERED = {"images": np.zeros((MANY, 2, 2, 1), np.uint8), "mean": 0, "std": 1}
 
 
 @pytest.mark.parametrize(
     ("case", "arguments", "launch"),
     [
-        (
-            CROP,
-            {"images": COUNTED, "size": (1, 2), "windows": TURNS},
-            ("crop<unsigned long long>", (1, 65535, 1), (1, 1)),
-        ),
-        (
-            ERASE,
-            {"images": ERASED[0], "windows": ERASED[1].astype(np.int32)},
-            ("erase<unsigned char>", (1, 65535), (32,)),
-        ),
-        (
-            NORMALIZE,  # which stores four floats at once where the result allows
-            {"images": np.zeros((MANY, 2, 2, 1), np.uint8), "mean": 0, "std": 1},
-            ("normalize<unsigned char, float>", (1, 65535, 1), (1, 2)),
-        ),
+        (CROP, TURNED, ("crop<unsigned long long>", (1, 65535, 1), (1, 1))),
+        (ERASE, ERASED, ("erase<unsigned char>", (1, 65535), (32,))),
+        # Which stores four floats at once where the result allows.
+        (NORMALIZE, CENTERED, ("normalize<unsigned char, float>", (1, 65535, 1), (1, 2))),
     ],
     ids=["crop", "erase", "normalize"],
 )

@@ -176,11 +176,8 @@ class TestTheWrongOption:
         assert [batch.tolist() for (batch,) in loader] == [[1, 2], [0, 3]]
 
     def test_a_sampler_of_the_users_may_yield_batches(self):
-        class Pairs(Sampler):
-            def __iter__(self):
-                return iter([[0, 1], [2, 3]])
-
-        loader = DataLoader(range(4), places="cpu", batch_sampler=Pairs())
+        pairs = type("Pairs", (Sampler,), {"__iter__": lambda self: iter([[0, 1], [2, 3]])})
+        loader = DataLoader(range(4), places="cpu", batch_sampler=pairs())
         assert values(loader) == [[0, 1], [2, 3]]
 
 
@@ -220,9 +217,7 @@ def test_a_state_for_another_batch_size_is_refused():
     four, five = BucketSampler(LENGTHS[:50], 4), BucketSampler(LENGTHS[:50], 5)
     state = load(four).state_dict()
     assert state["order_batch_size"] == 4
-    message = (
-        "position in an order for batches of 4 samples .*, but this loader reads an order for batches of 5"
-    )
+    message = "an order for batches of 4 samples .*, but this loader reads an order for batches of 5"
     divided = load(four, shard=(0, 1)).state_dict()
     for shard, other in ((None, state), ((0, 1), state), ((0, 2), divided)):
         with pytest.raises(ValueError, match=message):

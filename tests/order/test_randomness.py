@@ -8,7 +8,6 @@ import pytest
 from gpuloader import (
     DataLoader,
     Dataset,
-    IterableDataset,
     LoaderError,
     SampleError,
     Subset,
@@ -16,6 +15,7 @@ from gpuloader import (
     sample_rngs,
 )
 from gpuloader.order.randomness import Draw, current_draw, exchange_draw, mixed_seed
+from tests.api.streams import Items
 from tests.loading import load
 from tests.sample_sets import (
     INLINE,
@@ -88,13 +88,9 @@ def test_indices_of_any_kind():
     assert drawn_by(1, 0, "a.jpg") != drawn_by(1, 0, "b.jpg")
     assert drawn_by(1, 0, ("a", 1)) != drawn_by(1, 0, ("a", 2))
 
-    class ByName(Dataset):
-        def __getitem__(self, name):
-            return sample_rng().random()
-
     def numbers_by_name(**options):
-        names = [["a.jpg", "b.jpg"], ["c.jpg"]]
-        return values(load(ByName(), batch_sampler=names, seed=2, **options))
+        by_name = Made(lambda name: sample_rng().random())
+        return values(load(by_name, batch_sampler=[["a.jpg", "b.jpg"], ["c.jpg"]], seed=2, **options))
 
     alone = numbers_by_name()
     assert numbers_by_name(**THREADS) == numbers_by_name(**PROCESSES) == alone
@@ -165,8 +161,8 @@ class AtOnce(Dataset):
         return 10
 
     def __getitems__(self, indices):
-        self.kept = list(sample_rngs(indices))
-        return [rng.random(2) for rng in sample_rngs(indices)]
+        kept = list(sample_rngs(indices))  # all of them, before the first one draws
+        return [rng.random(2) for rng in kept]
 
 
 @pytest.mark.parametrize("workers", [*WORKERS, PROCESSES], ids=name_workers)
@@ -178,15 +174,6 @@ def test_a_batch_of_samples_draws_the_numbers_of_its_samples(workers):
     assert at_once(AtOnce()) == numbers()
     # A dataset composed of it asks for its indices, not for those of the loader.
     assert at_once(Subset(AtOnce(), [4, 2])) == [numbers()[4], numbers()[2]]
-
-
-def test_generators_of_a_batch_may_be_kept():
-    outer = exchange_draw(Draw(7, 2))
-    try:
-        kept = list(sample_rngs(range(5)))
-        assert [rng.random() for rng in kept] == [as_made(7, 2, index).random() for index in range(5)]
-    finally:
-        exchange_draw(outer)
 
 
 def test_loaders_in_one_thread_do_not_disturb_each_other():
@@ -219,15 +206,10 @@ def test_a_loader_within_a_data_set():
     assert numbers(nested) == numbers(plain)
 
 
-class Drawing(IterableDataset):
-    def __iter__(self):
-        for _ in range(4):
-            yield sample_rng().random()
-
-
 def test_items_draw_by_their_worker():
     def items(epochs=1, **options):
-        loader = load(Drawing(), batch_size=2, seed=5, **options)
+        drawing = Items(lambda: (sample_rng().random() for _ in range(4)))
+        loader = load(drawing, batch_size=2, seed=5, **options)
         return [[one for batch in values(loader) for one in batch] for _ in range(epochs)]
 
     alone = items(2)

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from gpuloader import IterableDataset, get_worker_info
+from gpuloader import get_worker_info
 from gpuloader.order.worker_info import (
     WorkerInfo,
     ask_ranks,
@@ -15,6 +15,7 @@ from gpuloader.order.worker_info import (
     find_rank,
     find_torch_rank,
 )
+from tests.api.streams import Items
 from tests.loading import load
 from tests.sample_sets import ONE_THREAD, PROCESSES, THREADS
 
@@ -154,25 +155,20 @@ def test_a_local_rank_without_a_world_is_no_launcher(monkeypatch):
 # The information that workers get about themselves.
 
 
-class Told(IterableDataset):
-    """Yields the information that each worker gets."""
-
-    def __iter__(self):
-        info = get_worker_info()
-        yield {"id": info.id, "of": info.num_workers, "seed": info.seed, "own": info.dataset is self}
+def tell():
+    """Yield the information that each worker gets."""
+    info = get_worker_info()
+    yield {"id": info.id, "of": info.num_workers, "seed": info.seed, "own": info.dataset.make is tell}
 
 
 def test_each_worker_is_told_who_it_is_alike_in_threads_and_processes():
     told = []
     for workers in (ONE_THREAD, THREADS, {**THREADS, "num_workers": 2}, PROCESSES):
-        count, loader = workers["num_workers"], load(Told(), seed=3, **workers)
-        epochs = [
-            [{name: field.item() for name, field in batch.items()} for batch in loader] for _ in range(2)
-        ]
+        count, loader = workers["num_workers"], load(Items(tell), seed=3, **workers)
+        epochs = [[{name: one.item() for name, one in batch.items()} for batch in loader] for _ in range(2)]
         for one in epochs:
-            assert [(each["id"], each["of"], each["own"]) for each in one] == [
-                (number, count, True) for number in range(count)
-            ]
+            found = [(each["id"], each["of"], each["own"]) for each in one]
+            assert found == [(number, count, True) for number in range(count)]
         assert len({each["seed"] for one in epochs for each in one}) == 2 * count
         told.append(epochs)
     assert told[-1] == told[-2]

@@ -111,12 +111,6 @@ class TestWithoutFeeds:
             assert (len(loader), numbers(loader)) == (2, [[0, 3], [1]])
 
     @by_workers
-    def test_a_collate_fn(self, lib, workers):
-        options = {"batch_size": 2, "collate_fn": lambda samples: [np.stack(samples) * 2]}
-        loader = load(lib, pictures(lib, 4, np.float32), num_workers=workers, **options)
-        assert numbers(loader) == [[0, 2], [4, 6]]
-
-    @by_workers
     @pytest.mark.parametrize("drop_last", [True, False])
     def test_single_samples(self, lib, workers, drop_last):
         options = {"batch_size": None, "drop_last": drop_last, "num_workers": workers}
@@ -159,11 +153,6 @@ class TestWorkers:
         assert lib.io.get_worker_info() is None
         loader = load(lib, pictures(lib, 4, info), num_workers=2)
         assert numbers(loader) == [[0, 0, 2, 4], [1, 1, 2, 4], [2, 0, 2, 4], [3, 1, 2, 4]]
-
-    def test_their_init(self, lib, tmp_path):
-        init = lambda number: (tmp_path / str(number)).touch()  # noqa: E731
-        assert len(list(load(lib, pictures(lib, 4), num_workers=2, worker_init_fn=init))) == 4
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
 REFUSED = [

@@ -62,28 +62,6 @@ class TestWithFeeds:
                     assert (array(batch["image"]) == IMAGES[chosen].astype("float32")).all()
                     assert rows(batch["label"]) == LABELS[chosen, None].tolist()
 
-    @by_double_buffer
-    @pytest.mark.parametrize("leave", [True, False])
-    def test_batches_are_those_of_a_feeder(self, lib, make, double_buffer, leave):
-        """Also after epochs that are left in the middle."""
-        images = np.random.default_rng(3).random((32 * 4, 28, 31)).astype("float32")
-        cached = lib.reader.cache(lambda: ((image, [number % 10]) for number, image in enumerate(images)))
-        batches = lib.batch(cached, batch_size=32)
-        with lib.static():
-            declared = [lib.data("image", [-1, 28, 31], "float32"), lib.data("label", [-1, 1], "int64")]
-            feeder = lib.fluid.DataFeeder(feed_list=declared, place=lib.cpu)
-            loader = make(feed_list=declared, capacity=4, iterable=True, use_double_buffer=double_buffer)
-            set_source(loader, "sample_list", batches, places=lib.cpu)
-            for _ in range(4):
-                expected = batches()
-                for number, [batch] in enumerate(loader(), 1):
-                    feed = feeder.feed(next(expected))
-                    for name in ("image", "label"):
-                        assert (array(feed[name]) == array(batch[name])).all()
-                    if leave and number == 2:
-                        break
-                assert (next(expected, None) is not None) == leave
-
     @pytest.mark.parametrize("count", [165, 160, 200, 159])
     @pytest.mark.parametrize("kind", ["sample", "sample_list"])
     @pytest.mark.parametrize("drop_last", [False, True])

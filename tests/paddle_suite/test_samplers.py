@@ -46,16 +46,3 @@ def test_ranks_share_all_samples(lib, count, ranks, drop_last):
         indices += [index for batch in batches for index in batch]
     padded = [number % count for number in range(share * ranks)]
     assert drop_last or sorted(indices) == sorted(padded)
-
-
-def test_epochs_are_shuffled_alike_on_all_ranks(lib):
-    samplers = [lib.io.DistributedBatchSampler(range(32), 4, 2, rank, shuffle=True) for rank in (0, 1)]
-    orders = []
-    for epoch in (0, 1, 0):
-        batches = []
-        for sampler in samplers:
-            sampler.set_epoch(epoch)
-            batches.append(list(sampler))
-        assert sorted(index for rank in batches for batch in rank for index in batch) == list(range(32))
-        orders.append(batches)
-    assert orders[0] == orders[2] != orders[1]

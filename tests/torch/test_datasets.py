@@ -181,13 +181,8 @@ class Yields(theirs.Sampler):
 
 
 IN_ORDER = theirs.SequentialSampler(range(4))
-OF_ROWS = [
-    IN_ORDER,
-    theirs.RandomSampler(range(4)),
-    theirs.SubsetRandomSampler([0, 1, 2, 3]),
-    torch.arange(4),
-]
-OF_ROWS += [Yields([0, 1, 2, 3]), Yields(torch.arange(4)), iter([3, 2, 1, 0])]
+OF_ROWS = [IN_ORDER, theirs.RandomSampler(range(4)), theirs.SubsetRandomSampler([0, 1, 2, 3])]
+OF_ROWS += [torch.arange(4), Yields([0, 1, 2, 3]), Yields(torch.arange(4)), iter([3, 2, 1, 0])]
 OF_BATCHES = [theirs.BatchSampler(IN_ORDER, 4, False), [[0, 1, 2, 3]], torch.tensor([[0, 1, 2, 3]])]
 OF_BATCHES += [Yields([[0, 1, 2, 3]])]
 

@@ -53,25 +53,14 @@ def test_the_profiler_counts_the_requests_for_a_batch():
     assert [row.count for row in rows] == [5, 5]
 
 
-class Interrupting:
-    """A sampler in which a Ctrl-C comes at one of its indices."""
-
-    def __init__(self, at):
-        self.at = at
-
-    def __len__(self):
-        return 12
-
-    def __iter__(self):
-        for index in range(12):
-            if index == self.at:
-                raise KeyboardInterrupt
-            yield index
+def interrupt():
+    yield from range(9)
+    raise KeyboardInterrupt
 
 
 def test_an_interrupt_in_a_sampler_loses_no_batch_before_it():
     """The sampler is asked for a batch's successor before the batch is delivered."""
-    loader = DataLoader(range(12), 2, sampler=Interrupting(9), num_workers=2, prefetch_factor=1)
+    loader = DataLoader(range(12), 2, sampler=interrupt(), num_workers=2, prefetch_factor=1)
     epoch = iter(loader)
     assert [next(epoch).tolist(), next(epoch).tolist()] == [[0, 1], [2, 3]]
     with pytest.raises(KeyboardInterrupt):

@@ -8,7 +8,8 @@ import pytest
 
 from gpuloader.accelerate import prepare
 from gpuloader.api import dataset_epochs, torch_loader
-from tests.sample_sets import values
+from tests.api.streams import Items
+from tests.sample_sets import Made, values
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader as Theirs  # noqa: E402
@@ -252,38 +253,25 @@ def test_a_list_of_indices_is_read_anew_in_every_epoch_on_one_rank_and_divided_o
     assert divided == [[[5, 6]], [[7, 8]]]
 
 
-class Lines(torch.utils.data.IterableDataset):
-    """Items that the dataset divides itself, among workers and ranks, or not."""
-
-    def __init__(self, asks=False):
-        self.asks = asks
-
-    def __iter__(self):
-        number, count = 0, 1
-        if self.asks and (info := gpuloader.get_worker_info()):
-            number, count = info.rank * info.num_workers + info.id, info.world_size * info.num_workers
-        return iter(range(number, 8, count))
+def divide():
+    """Return the items of this worker of this rank."""
+    info = gpuloader.get_worker_info()
+    return range(info.rank * info.num_workers + info.id, 8, info.world_size * info.num_workers)
 
 
 def test_iterable_datasets_divide_themselves_or_are_warned_of(on_ranks, become):
-    found = on_ranks(2, lambda: joined(values(DataLoader(Lines(True), 2, num_workers=2))))
+    found = on_ranks(2, lambda: joined(values(DataLoader(Items(divide), 2, num_workers=2))))
     assert [sorted(items) for items in found] == [[0, 1, 4, 5], [2, 3, 6, 7]]
-    assert values(DataLoader(Lines(), 2, shard=(1, 2))) == [[1, 3], [5, 7]]
+    whole = Items(lambda: range(8))
+    assert values(DataLoader(whole, 2, shard=(1, 2))) == [[1, 3], [5, 7]]
     become(1, 2)
     with pytest.warns(UserWarning, match="make the iterable dataset divide its items"):
-        assert values(DataLoader(Lines(), 8)) == [[*range(8)]]
+        assert values(DataLoader(whole, 8)) == [[*range(8)]]
 
 
-class Seeded(torch.utils.data.Dataset):
-    """What `worker_init_fn` has found: the seed of the worker, and that of PyTorch's generator."""
-
-    found = None
-
-    def __len__(self):
-        return 8
-
-    def __getitem__(self, index):
-        return self.found
+def tell_seeds(index):
+    """Return what `worker_init_fn` has found: the seed of the worker, and that of PyTorch's generator."""
+    return torch.utils.data.get_worker_info().dataset.found
 
 
 def note_seeds(number):
@@ -296,9 +284,8 @@ def test_worker_init_fn_finds_generators_seeded_for_its_worker_and_rank(on_ranks
 
     def read():
         torch.manual_seed(5)
-        loader = DataLoader(
-            Seeded(), 1, num_workers=2, worker_init_fn=note_seeds, multiprocessing_context="fork"
-        )
+        options = {"worker_init_fn": note_seeds, "multiprocessing_context": "fork"}
+        loader = DataLoader(Made(tell_seeds, 8), 1, num_workers=2, **options)
         return {tuple(batch[0].tolist()) for batch in loader}
 
     found = on_ranks(2, read)

@@ -75,12 +75,8 @@ def draw_options(rng, count, iterable):
 
     def make(lib):
         generator = None if seed is None else torch.Generator().manual_seed(seed)
-        options = {
-            "batch_size": size,
-            "drop_last": drop and size is not None,
-            "generator": generator,
-            "collate_fn": collate,
-        }
+        cut = {"batch_size": size, "drop_last": drop and size is not None}
+        options = {**cut, "generator": generator, "collate_fn": collate}
         if kind == "batches":
             batches = lib.BatchSampler(lib.RandomSampler(range(count), generator=generator), 2, drop)
             return {**workers, "batch_sampler": batches, "collate_fn": collate}

@@ -269,16 +269,6 @@ def test_an_exception_that_would_end_the_loop_does_not():
         list(gpuloader.torch.DataLoader(Made(stop)))
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_next_epoch_begins_anew_after_an_error(lib, workers, persistent):
-    loader = lib.DataLoader(Made(fail_at_three), **options_of(workers, persistent))
-    for _ in range(2):
-        epoch = iter(loader)
-        assert [int(next(epoch)) for _ in range(3)] == [0, 1, 2]
-        with lib.raises(KeyError, "three"):
-            next(epoch)
-
-
 def test_a_sample_takes_too_long(lib, persistent):
     slow = Made(lambda index: time.sleep(60))
     loader = lib.DataLoader(slow, batch_size=2, num_workers=2, timeout=0.5, **persistent)

@@ -1,11 +1,8 @@
 """What programs do with a loader: idioms of tutorials and training scripts, with only the import changed."""
 
-import copy
 import itertools
-import pickle
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -26,10 +23,6 @@ class TestTutorials:
         assert [type(batch) for batch in loader] == [tuple, tuple]
         assert [(*source.shape, *target.shape) for source, target in loader] == [(4, 4, 4, 4), (5, 4, 4, 4)]
 
-    def test_a_range_is_divided_by_worker_init_fn(self, lib):
-        loader = lib.DataLoader(Range(3, 9), num_workers=2, worker_init_fn=take_own_part)
-        assert sorted(int(item) for item in loader) == [3, 4, 5, 6, 7, 8]
-
     @WORKERS
     def test_samples_that_could_not_be_read_are_left_out(self, lib, workers):
         loader = lib.DataLoader([1, None, 3, None, None, None], 2, num_workers=workers, collate_fn=skip_none)
@@ -44,22 +37,6 @@ def pad_pairs(samples):
 def skip_none(samples):
     samples = [sample for sample in samples if sample is not None]
     return torch.utils.data.default_collate(samples) if samples else None
-
-
-class Range(torch.utils.data.IterableDataset):
-    def __init__(self, start, stop):
-        self.start, self.stop = start, stop
-
-    def __iter__(self):
-        return iter(range(self.start, self.stop))
-
-
-def take_own_part(worker):
-    info = torch.utils.data.get_worker_info()
-    dataset = info.dataset
-    size = -(-(dataset.stop - dataset.start) // info.num_workers)
-    dataset.start += worker * size
-    dataset.stop = min(dataset.start + size, dataset.stop)
 
 
 @WORKERS
@@ -86,19 +63,6 @@ class TestIterating:
                 assert pairs == [([0, 1], [0, 1]), ([2, 3], [2, 3])]
             else:
                 assert pairs == [([0, 1], [2, 3])]
-
-    def test_in_a_thread(self, lib, workers):
-        found = []
-        loader = lib.DataLoader(Numbers(6), 2, num_workers=workers)
-        thread = threading.Thread(target=lambda: found.extend(values(loader)))
-        thread.start()
-        thread.join()
-        assert found == [[0, 1], [2, 3], [4, 5]]
-
-    def test_copies(self, lib, workers):
-        loader = lib.DataLoader(Numbers(4), 2, num_workers=workers)
-        for again in (pickle.loads(pickle.dumps(loader)), copy.copy(loader), copy.deepcopy(loader)):
-            assert values(again) == [[0, 1], [2, 3]]
 
     def test_batches_may_be_kept_and_changed(self, lib, workers):
         kept = []

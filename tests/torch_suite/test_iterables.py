@@ -22,11 +22,8 @@ class Shares(Stream):
 
 
 def test_workers_with_unequal_shares(lib, persistent):
-    options = {
-        "num_workers": 3,
-        "prefetch_factor": 4 if persistent["persistent_workers"] else 2,
-        **persistent,
-    }
+    ahead = 4 if persistent["persistent_workers"] else 2
+    options = {"num_workers": 3, "prefetch_factor": ahead, **persistent}
     loader = lib.DataLoader(Shares(24), batch_size=None, **options)
     for _ in range(2):
         items = list(loader)

@@ -1,34 +1,13 @@
 """Every sample once, in order or shuffled, with and without workers."""
 
-import multiprocessing
 import os
 
 import numpy as np
 import pytest
 import torch
 
-from tests.fakes import is_running, wait_until
 from tests.sample_sets import values
-from tests.torch_suite.datasets import Items, Made, Numbers, Remembering, tell_process
-from tests.torch_suite.libraries import on_both
-
-
-def test_a_list_may_grow_before_it_is_loaded(lib):
-    samples = [torch.ones(4) for _ in range(4)]
-    loaders = [lib.DataLoader(samples, shuffle=shuffle) for shuffle in (False, True)]
-    samples.append(torch.ones(4))
-    for loader in loaders:
-        assert len(loader) == len(list(loader)) == 5
-
-
-# tests/torch/test_classes.py has a fork server, which imports PyTorch anew.
-CONTEXTS = [None, "fork", multiprocessing.get_context("fork")]
-
-
-@pytest.mark.parametrize(("lib", "context"), on_both(CONTEXTS, CONTEXTS[::2]))
-def test_start_methods_and_contexts(lib, context):
-    loader = lib.DataLoader(Numbers(11), batch_size=3, num_workers=1, multiprocessing_context=context)
-    assert values(loader) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10]]
+from tests.torch_suite.datasets import Items, Made, Numbers, Remembering
 
 
 @pytest.mark.parametrize("context", [None, "fork"])
@@ -37,23 +16,6 @@ def test_loaders_take_turns(lib, context, persistent):
     second = iter(lib.DataLoader(Numbers(10), num_workers=2, multiprocessing_context=context, **persistent))
     turns = [first, first, second, second, first, second]
     assert [int(next(one)) for one in turns] == [0, 1, 0, 1, 2, 2]
-
-
-def test_workers_end_with_an_epoch_that_was_left(lib):
-    epoch = iter(lib.DataLoader(Made(tell_process, 100), batch_size=2, num_workers=4))
-    workers = {int(next(epoch)[0]) for _ in range(10)}
-    assert os.getpid() not in workers
-    assert all(map(is_running, workers))
-    del epoch
-    wait_until(lambda: not any(map(is_running, workers)))
-
-
-def test_persistent_workers_stay_and_end_with_the_loader(lib):
-    loader = lib.DataLoader(Made(tell_process, 8), batch_size=2, num_workers=2, persistent_workers=True)
-    workers = {int(batch[0]) for _ in range(2) for batch in loader}
-    assert len(workers) in (1, 2)
-    del loader
-    wait_until(lambda: not any(map(is_running, workers)))
 
 
 @pytest.mark.parametrize(("workers", "stay"), [(0, False), (2, False), (2, True)])

@@ -375,12 +375,6 @@ def test_batches_of_clips_have_the_memory_format_of_the_samples(workers):
     assert_same_on_both(program)
 
 
-def test_flipped_clips_are_delivered_though_pytorch_refuses_them():
-    flipped = clips(2, 4, 4, 3).numpy()[:, :, ::-1]
-    [batch] = DataLoader([flipped] * 2, 2)
-    assert batch.tolist() == [flipped.tolist()] * 2
-
-
 def test_a_dataset_of_clips_that_a_program_replaces_is_asked_again():
     dataset = TensorDataset(torch.zeros(2, 2, 3, 4, 4))
     loader = DataLoader(dataset, 2)

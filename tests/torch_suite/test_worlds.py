@@ -4,7 +4,6 @@ import logging
 import multiprocessing
 import os
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -110,14 +109,3 @@ def test_values_and_queues(lib):
     assert len(list(lib.DataLoader(Made(tell, 8), 2, num_workers=2))) == 4
     assert count.value == 8
     assert sorted(queue.get() for _ in range(8)) == list(range(8))
-
-
-def find_worker(index):
-    """Take long, and tell which worker made the sample."""
-    time.sleep(0.2)
-    return torch.utils.data.get_worker_info().id
-
-
-def test_no_worker_has_two_batches_while_another_has_none(lib):
-    loader = lib.DataLoader(Made(find_worker, 8), 1, num_workers=4, prefetch_factor=4)
-    assert sorted(int(worker) for worker in loader) == [0, 0, 1, 1, 2, 2, 3, 3]

@@ -98,13 +98,9 @@ def test_operations_magnitudes_and_pixels_are_torchvisions(kind):
                 assert ours_signed == is_signed
                 _, got = operate(kind, name, number, negative)
                 ours = (-ours if negative else ours) / scale
-                expected = theirs._apply_image_or_video_transform(
-                    image,
-                    called,
-                    round(ours) if name == "posterize" else ours,
-                    v2.InterpolationMode.NEAREST,
-                    theirs._fill,
-                )
+                strength = round(ours) if name == "posterize" else ours
+                how = strength, v2.InterpolationMode.NEAREST, theirs._fill
+                expected = theirs._apply_image_or_video_transform(image, called, *how)
                 np.testing.assert_array_equal(got, np.asarray(expected), err_msg=f"{name} {number}")
 
 
@@ -129,17 +125,11 @@ def test_gray_and_blur_are_pillows():
 
 def test_what_is_drawn_has_the_probabilities_and_the_range():
     rng = np.random.default_rng(0)
-    changed = {
-        step: [plan_image((8, 8), [step], rng)[1:] for _ in range(400)]
-        for step in (
-            t.Grayscale(None, 0.2),
-            t.GaussianBlur(None, p=0.5),
-            t.ColorJitter(None, 0.4, p=0.8),
-            t.RandAugment(None, 3),
-            t.TrivialAugment(None),
-        )
-    }
-    gray, blur, jitter, rand, trivial = changed.values()
+    steps = [t.Grayscale(None, 0.2), t.GaussianBlur(None, p=0.5), t.ColorJitter(None, 0.4, p=0.8)]
+    steps += [t.RandAugment(None, 3), t.TrivialAugment(None)]
+    gray, blur, jitter, rand, trivial = (
+        [plan_image((8, 8), [step], rng)[1:] for _ in range(400)] for step in steps
+    )
     for plans, p in ((gray, 0.2), (blur, 0.5), (jitter, 0.8)):
         assert abs(sum(map(bool, plans)) / 400 - p) < 0.08
     radii = [plan[0].steps[0][1] for plan in blur if plan]
@@ -206,9 +196,8 @@ def test_views_are_the_same_everywhere(options, norm):
 def test_what_moves_along_gets_the_dimension_of_the_views():
     pixels = make_pixels(40, 50)
     samples = [{"image": pixels, "mask": pixels[..., 0]}]
-    [batch] = load(
-        [t.Views(2, [t.CenterCrop(("image", "mask"), 30), t.RandomFlip(("image", "mask"))])], samples
-    )
+    both = ("image", "mask")
+    [batch] = load([t.Views(2, [t.CenterCrop(both, 30), t.RandomFlip(both)])], samples)
     np.testing.assert_array_equal(batch["mask"], batch["image"][..., 0])
     alone = [make_pixels(40, 50)] * 3
     [batch] = DataLoader(alone, places="cpu", batch_size=3, transforms=[t.Views(2, [t.Resize(None, (8, 9))])])

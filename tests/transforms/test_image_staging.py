@@ -9,12 +9,13 @@ import pytest
 
 import gpuloader.transforms as t
 import gpuloader.transforms.image_staging as image_staging
-from gpuloader import DataLoader, IterableDataset
+from gpuloader import DataLoader
 from gpuloader.errors import DecodeError, SampleError
 from gpuloader.sources.images.image import Geometry, as_image
 from gpuloader.sources.images.regions import NUMBERS
 from gpuloader.testing import simulated_places
 from gpuloader.transforms.image_staging import cut_region, plan_resampling, stage_image
+from tests.api.streams import Items
 from tests.fakes import memory_below
 from tests.picture_files import plan_image
 
@@ -41,12 +42,10 @@ def files():
 
 JITTER = t.ColorJitter("image", brightness=0.4, contrast=0.5, saturation=0.8, hue=0.3)
 JITTER_HUE = t.ColorJitter("image", hue=(0.2, 0.5))
+UPSIDE_DOWN = t.RandomFlip("image", axis="vertical")
 CHAINS = {
     "train": [t.RandomResizedCrop("image", 32), t.RandomFlip("image")],
-    "bicubic": [
-        t.RandomResizedCrop("image", (40, 24), filter="bicubic"),
-        t.RandomFlip("image", axis="vertical"),
-    ],
+    "bicubic": [t.RandomResizedCrop("image", (40, 24), filter="bicubic"), UPSIDE_DOWN],
     "validate": [t.Resize("image", 48), t.CenterCrop("image", 40)],
     "augmented": [
         t.RandomResizedCrop("image", 32),
@@ -159,10 +158,8 @@ GRAY = [np.random.default_rng(number).integers(0, 256, (20, 30), np.uint8) for n
 def test_the_picture_of_a_sample_is_found_whatever_the_sample_is(files, make, transforms, staged):
     batches = []
     for places in ("cpu", simulated_places(1)):
-        loader = DataLoader(
-            list(map(make, files)), places=places, batch_size=6, seed=1, transforms=transforms
-        )
-        [batch] = loader
+        options = {"batch_size": 6, "seed": 1, "transforms": transforms}
+        [batch] = DataLoader(list(map(make, files)), places=places, **options)
         batches.append([np.asarray(one) for one in (batch if isinstance(batch, list) else [batch])])
     for image, there in zip(*batches, strict=True):
         np.testing.assert_array_equal(image, there, strict=True)
@@ -245,11 +242,8 @@ def test_pictures_that_end_too_early_can_be_left_out(files, options):
 
 
 def test_pictures_of_a_stream_that_end_too_early_can_be_left_out(files):
-    class Stream(IterableDataset):
-        def __iter__(self):
-            return iter([files[0], cut_short(files[1]), *files[2:]])
-
-    batches, _ = check_same(Stream(), CHAINS["train"], on_bad="skip")
+    stream = Items(lambda: [files[0], cut_short(files[1]), *files[2:]])
+    batches, _ = check_same(stream, CHAINS["train"], on_bad="skip")
     assert [label.tolist() for _, label in batches] == 2 * [[0, 2, 3], [4, 5]]
 
 

@@ -29,9 +29,8 @@ def read(*transforms, source=None, **options):
 @pytest.mark.parametrize("dtype", [np.float32, np.uint8, np.float16])
 def test_erased_rectangles_have_the_chosen_area_and_color(layout, dtype):
     source = dataset(400, dtype, layout)
-    erase = t.RandomErasing(
-        "0", p=0.5, scale=(0.1, 0.3), ratio=(0.5, 2), value=[200, 201, 202], layout=layout
-    )
+    options = {"scale": (0.1, 0.3), "ratio": (0.5, 2), "value": [200, 201, 202], "layout": layout}
+    erase = t.RandomErasing("0", p=0.5, **options)
     [(images, _)] = read(erase, source=source, batch_size=400)
     assert images.dtype == dtype
     pixels = images if layout == "HWC" else images.transpose(0, 2, 3, 1)
@@ -54,9 +53,8 @@ def test_erasing_is_the_same_with_any_workers_and_new_in_each_epoch():
     erase = t.RandomErasing("0")
     for workers in ({"num_workers": 2, "worker_type": "thread"}, {"num_workers": 2}):
         assert_same(read(erase, **workers), read(erase))
-    loader = DataLoader(
-        dataset(), places="cpu", batch_size=12, seed=3, transforms=[t.RandomErasing("0", p=1)]
-    )
+    always = [t.RandomErasing("0", p=1)]
+    loader = DataLoader(dataset(), places="cpu", batch_size=12, seed=3, transforms=always)
     [(one, _)], [(other, _)] = list(loader), list(loader)
     assert (one != other).any()
 
@@ -133,18 +131,11 @@ def test_mixing_follows_normalizing_and_reaches_a_last_short_batch():
 STEPS = t.RandomErasing("0"), t.CutMix("0", "1", 4), t.MixUp("0", "1", 4)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"num_workers": 2},
-        {"num_workers": 2, "worker_type": "thread"},
-        {"cache": "device", "shuffle": True},
-        {"static": True},
-        {"prefetch": 3, "shuffle": True},
-    ],
-    ids=str,
-)
+WAYS = [{}, {"num_workers": 2}, {"num_workers": 2, "worker_type": "thread"}]
+WAYS += [{"cache": "device", "shuffle": True}, {"static": True}, {"prefetch": 3, "shuffle": True}]
+
+
+@pytest.mark.parametrize("options", WAYS, ids=str)
 def test_a_gpu_makes_the_same(options):
     plain = {name: value for name, value in options.items() if name == "shuffle"}
     assert_same(read(*STEPS, places=simulated_places(1), **options), read(*STEPS, **plain))
@@ -153,9 +144,8 @@ def test_a_gpu_makes_the_same(options):
 @pytest.mark.parametrize("split", ["batches", "shards"])
 def test_several_gpus_make_what_several_cpus_make(split):
     def run(places):
-        loader = DataLoader(
-            dataset(24), places=places, batch_size=4, seed=3, transforms=list(STEPS), split=split
-        )
+        options = {"batch_size": 4, "seed": 3, "transforms": list(STEPS), "split": split}
+        loader = DataLoader(dataset(24), places=places, **options)
         return [tuple(np.array(one) for one in part) for step in loader for part in step]
 
     assert_same(run(simulated_places(2)), run(["cpu"] * 2))

@@ -20,14 +20,8 @@ LEVELS = (0, 0, 1)
 
 
 def staged(samples=4, steps=9):
-    return arrange(
-        (
-            ((samples, 5, 4, 3), np.dtype(np.uint8)),
-            ((samples,), np.dtype(np.int64)),
-            ((steps, 2), np.dtype(np.float32)),
-            ((samples + 1,), np.dtype(np.int64)),
-        )
-    )
+    shapes = (samples, 5, 4, 3), (samples,), (steps, 2), (samples + 1,)
+    return arrange(tuple(zip(shapes, map(np.dtype, ("u1", "i8", "f4", "i8")), strict=True)))
 
 
 STEPS = [
