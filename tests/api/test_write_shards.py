@@ -243,6 +243,7 @@ def test_one_process_writes_at_a_time(tmp_path):
         ([{"x": 1}, {}], "tar", SampleError, "a sample without fields"),
         ([{"__key__": "1"}], "tar", SampleError, "a sample without fields"),
         ([{}], "parquet", SampleError, "a sample without fields"),
+        ([{1: 1, "1": 2}], "parquet", SampleError, "have the same name in a file"),
     ],
 )
 def test_samples_that_do_not_fit_are_errors(tmp_path, samples, form, error, problem):

@@ -34,6 +34,8 @@ def to_fields(sample: Any) -> dict[str, Any]:
     """
     if isinstance(sample, Mapping):
         fields = {str(name): value for name, value in sample.items()}
+        if len(fields) < len(sample):
+            raise ValueError(f"two of the fields {list(sample)} have the same name in a file: rename one")
     elif isinstance(sample, tuple | list):
         names = getattr(sample, "_fields", map(str, range(len(sample))))
         fields = dict(zip(names, sample, strict=True))
