@@ -1,8 +1,8 @@
 """Tell Hugging Face's Accelerate where a loader is in its epoch.
 
-A loader with ``shard='auto'`` divides the data among Accelerate's processes itself, and
-``accelerator.prepare`` returns it as it is. `prepare` registers it as well, as Accelerate does with its own
-loaders.
+A loader with ``shard='auto'`` divides the data among Accelerate's processes itself. `prepare` registers it, as
+Accelerate does with its own loaders. A loader of `gpuloader.torch` with a seed needs only
+``accelerator.prepare``, which returns it as it is.
 """
 
 if __name__ == "accelerate":
