@@ -1,7 +1,7 @@
 """Tell Hugging Face's Accelerate where a loader is in its epoch.
 
-A loader with ``shard='auto'`` divides the data among Accelerate's processes itself. `prepare` registers it, as
-Accelerate does with its own loaders. A loader of `gpuloader.torch` with a seed needs only
+A loader with ``shard='auto'`` divides the data among Accelerate's processes itself. `prepare` registers it,
+as Accelerate does with its own loaders. A loader of `gpuloader.torch` with a seed needs only
 ``accelerator.prepare``, which returns it as it is.
 """
 
