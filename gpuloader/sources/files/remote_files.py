@@ -103,7 +103,7 @@ class Tries:
         """Return the tries that a dataset's parameters describe; raise `ValueError` for invalid ones.
 
         >>> Tries.of(3, 10)
-        Tries(attempts=3, timeout=10.0)
+        Tries(attempts=3, timeout=10)
         """
         seconds = check_seconds("timeout", timeout)
         if not isinstance(options, dict | None):
