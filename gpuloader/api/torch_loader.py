@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
@@ -390,25 +389,22 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if self._prepared is None:
             from accelerate.state import PartialState  # certainly installed: only Accelerate asks
 
-            state = PartialState()
-            alone, options = state.num_processes == 1, self._options
+            state, options, own = PartialState(), self._options, self._list_own_options()
             placed = state.device.type in ("cpu", "cuda") and not options.static
-            shared = options.shard is not None and (alone or self._epochs.plan.batching.is_divided)
-            own = self._list_own_options()
+            divided = state.num_processes == 1 or self._epochs.plan.batching.is_divided
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
-            if not (placed and shared):
+            if not (placed and divided) or options.shard is None:
                 if own:
                     warn(_IGNORES.format(own), UserWarning, 1)
                 return False
-            # On one process, Accelerate's order differs with its option `use_seedable_sampler`. It tells
-            # nobody, but the Trainer of Transformers sets it. A wrong guess costs the speed of this loader.
-            reseeds = "transformers.trainer" in sys.modules and isinstance(self.sampler, RandomSampler)
-            if options.seed is None and options.shard == AUTO and (reseeds or not alone):
+            if options.seed is None and options.shard == AUTO:
+                # Accelerate's options, of which no loader is told, determine the order on several processes,
+                # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
                     warn(_READ_BY_PYTORCH, UserWarning, 1)
                     self._reopen({"shard": None})  # its batch sampler yields what Accelerate divides
                     return False
-                warn(_OWN_ORDER, UserWarning, 1)
+                warn(_OWN_ORDER.format(own), UserWarning, 1)
             if state.device.type != "cpu":
                 self._reopen({"places": state.device})
             self._take_rank(state.process_index, state.num_processes)
@@ -514,22 +510,19 @@ def _name_options() -> inspect.Signature:
 
 
 _READ_BY_PYTORCH = (
-    "Accelerate reads with a PyTorch loader made from this one, in the order that PyTorch's loader has under "
-    "Accelerate, so that losses are the same. To read with this loader, in its own order, pass a seed to "
-    "DataLoader; to leave everything to Accelerate without this warning, pass shard=None"
+    "Accelerate reads with a PyTorch loader made from this one, so that batches and losses are those of "
+    "PyTorch's loader. To read with this loader, in an order of its own, pass a seed to DataLoader; to leave "
+    "everything to Accelerate without this warning, pass shard=None"
 )
 _IGNORES = (
     "Accelerate reads with a PyTorch loader made from this one, which ignores its options {}: leave them "
     "out, or prepare the loader with gpuloader.accelerate.prepare(accelerator, loader)"
 )
 _OWN_ORDER = (
-    "Accelerate's loaders use a different order: they divide the data themselves on several processes, and "
-    "shuffle by a seed in the Trainer of Transformers. This loader keeps its own, because PyTorch's loader "
-    "does not have all of its options. Pass a seed to keep it without this warning, or shard=None for "
-    "Accelerate's order, with a PyTorch loader that ignores those options"
+    "this loader reads, in an order that may not be Accelerate's: a PyTorch loader, with which Accelerate "
+    "would read, ignores its options {}. Pass a seed to keep this order without the warning, or leave the "
+    "options out"
 )
-
-
 _REDRAWS = (
     "the loader does not use the state_dict of the {name}, of type {kind}: to resume, it asks it for the "
     "epoch's indices again and drops those that were delivered. So it has to yield the same indices again, "

@@ -2,10 +2,8 @@
 
 import itertools
 import json
-import sys
 import warnings
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -149,7 +147,7 @@ def test_losses_are_those_of_pytorchs_loader(seen, config):
 
 def test_a_loader_that_pytorchs_cannot_replace_keeps_its_order_with_a_warning(seen):
     own = seen["learns"]
-    assert "This loader keeps its own" in own[0]["warnings"][0]
+    assert "ignores its options prefetch" in own[0]["warnings"][0]
     assert own[0]["losses"] != seen["learns theirs by default"][0]["losses"]
 
 
@@ -208,7 +206,6 @@ def test_prefetch_reads_what_the_trainers_own_loaders_give(seen, rank):
 
 def test_one_process_has_the_order_of_the_trainer(monkeypatch):
     """The Trainer lets Accelerate shuffle by a seed, with an option that no loader is told of."""
-    monkeypatch.setitem(sys.modules, "transformers.trainer", ModuleType("transformers.trainer"))
     config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=0)
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})
     found, heard = [], []
@@ -221,6 +218,23 @@ def test_one_process_has_the_order_of_the_trainer(monkeypatch):
         found.append([batch.tolist() for batch in prepared])
     assert found[0] == found[1] == found[3] != found[2]
     assert list(map(len, heard)) == [0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("lib", [theirs, ours])
+@pytest.mark.filterwarnings("ignore:Accelerate reads with a PyTorch loader:UserWarning")
+def test_a_program_that_skips_what_it_has_trained_on_gets_the_rest(monkeypatch, tmp_path, lib):
+    """The state that Accelerate saves has no position, because the program skips batches itself."""
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    loader = accelerator.prepare(lib.DataLoader(range(6), 2))
+    next(iter(loader))
+    accelerator.save_state(tmp_path)
+    accelerator.load_state(tmp_path)
+    found = []
+    for batch in accelerator.skip_first_batches(loader, 1):
+        found.append((batch.tolist(), accelerator.gradient_state.end_of_dataloader))
+    assert found == [([2, 3], False), ([4, 5], True)]
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_options_that_the_loader_of_accelerate_ignores_are_named(monkeypatch):
