@@ -403,6 +403,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
                 if not own:
                     warn(_READ_BY_PYTORCH, UserWarning, 1)
                     self._reopen({"shard": None})  # its batch sampler yields what Accelerate divides
+                    if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
+                        del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
                 warn(_OWN_ORDER.format(own), UserWarning, 1)
             if state.device.type != "cpu":

@@ -237,6 +237,21 @@ def test_a_program_that_skips_what_it_has_trained_on_gets_the_rest(monkeypatch, 
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
 
 
+@pytest.mark.parametrize("lib", [theirs, ours])
+@pytest.mark.filterwarnings("ignore:Accelerate reads with a PyTorch loader:UserWarning")
+def test_a_dataset_hears_of_the_epoch(monkeypatch, lib):
+    class Heard(list):
+        def set_epoch(self, epoch):
+            epochs.append(epoch)
+
+    epochs = []
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    loader = Accelerator(cpu=True).prepare(lib.DataLoader(Heard(range(4)), 2, shuffle=True))
+    for _ in range(2):
+        list(loader)
+    assert epochs == [0, 1]
+
+
 def test_options_that_the_loader_of_accelerate_ignores_are_named(monkeypatch):
     monkeypatch.setattr(AcceleratorState, "_shared_state", {})
     loader = ours.DataLoader(range(4), 4, shard=None, transforms=[Cast(dtype="float64")], prefetch=2)
