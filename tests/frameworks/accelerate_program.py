@@ -17,6 +17,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.test_utils.scripts import test_script, test_sync
 from accelerate.utils import DataLoaderConfiguration
+from torch.utils.data import Dataset
 
 import gpuloader
 import gpuloader.torch
@@ -33,6 +34,22 @@ class Steps(torch.optim.SGD):
     def step(self, closure=None):
         self.count += 1
         return super().step(closure)
+
+
+class Numbers(Dataset):
+    """Remembers the epochs that it hears of."""
+
+    def __init__(self, count):
+        self.numbers, self.epochs = np.arange(count, dtype="float32"), []
+
+    def __len__(self):
+        return len(self.numbers)
+
+    def __getitem__(self, index):
+        return self.numbers[index]
+
+    def set_epoch(self, epoch):
+        self.epochs.append(epoch)
 
 
 OPTIONS = {
@@ -95,7 +112,7 @@ def load(options):
     if options.torchs:
         kind, settings = torch.utils.data.DataLoader, {"batch_size": 4, "shuffle": True}
     torch.manual_seed(3)
-    return kind(np.arange(options.count, dtype="float32"), **settings)
+    return kind(Numbers(options.count), **settings)
 
 
 def train(folder, name, options, loader):
@@ -159,7 +176,7 @@ def train(folder, name, options, loader):
         if options.save_after:
             accelerator.save_state(state)
     found["steps"] = optimizer.optimizer.count
-    found["length"] = len(batches)
+    found["length"], found["epochs"] = len(batches), loader.dataset.epochs
     found["warnings"] = [
         str(one.message) for one in caught if "shard=" in str(one.message) or "ignores" in str(one.message)
     ]
