@@ -480,20 +480,14 @@ class DatasetEpochs(Epochs):
         batching, delivery = self.plan.batching.settle(), self.delivery
         if delivery.shards > 1 and not batching.iterable:
             return batching.count(delivery.shards if delivery.uneven == "drop" else 1)
-        batches, places = self.count_batches(self.plan.batching.settle()), len(delivery.devices)
+        batches, places = self.count_batches(), len(delivery.devices)
         if delivery.shards > 1:
             return batches
         return batches // places if delivery.drop_last else -(-batches // places)
 
-    @property
-    def listed(self) -> Batching:
-        """What the loader's batch sampler yields: as in PyTorch, all batches if nobody chose an order."""
-        batching = self.plan.batching
-        whole = batching.undivided if batching.seed is None else None
-        return whole or batching.settle()
-
-    def count_batches(self, batching: Batching) -> int:
-        """Return the number of batches in a whole epoch of this loader, divided like `batching`."""
+    def count_batches(self) -> int:
+        """Return the number of batches that `list_batches` yields for a whole epoch."""
+        batching = self.plan.batching.settle()
         if not batching.iterable:
             return batching.count()
         # As in PyTorch, the dataset's length is taken as given, not checked against what workers yield.
@@ -503,8 +497,8 @@ class DatasetEpochs(Epochs):
 
     def list_batches(self) -> Iterator[list[Any]]:
         """Yield the indices of each batch of an epoch that would begin now, over all places of this rank."""
-        position, batching = self._resumed or self.start(self._next), self.listed
-        if batching.sharding is not None:
+        position, batching = self._resumed or self.start(self._next), self.plan.batching.settle()
+        if self.plan.batching.sharding is not None:
             self._number_batches(position, batching)
         order = position.torch_order or self._draw_order(position.epoch, batching)
         seed = position.seed

@@ -71,7 +71,7 @@ class UpcomingBatches(BatchSampler):
             self._epochs.set_epoch(epoch + 1)
 
     def __len__(self) -> int:
-        return super().__len__() if self._is_replaced else self._epochs.count_batches(self._epochs.listed)
+        return super().__len__() if self._is_replaced else self._epochs.count_batches()
 
     @property
     def _is_replaced(self) -> bool:

@@ -21,7 +21,7 @@ from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator
+from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator, name_table
 from gpuloader.order.randomness import GeneratorLike, draw_seed
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources import dataset as datasets
@@ -389,15 +389,17 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if self._prepared is None:
             from accelerate.state import PartialState  # certainly installed: only Accelerate asks
 
-            state, options, own = PartialState(), self._options, self._list_own_options()
+            state, options = PartialState(), self._options
+            own = [one for one, usual in _OWN_OPTIONS.items() if (getattr(options, one) or None) != usual]
             placed = state.device.type in ("cpu", "cuda") and not options.static
             divided = state.num_processes == 1 or self._epochs.plan.batching.is_divided
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
             if not (placed and divided) or options.shard is None:
                 if own:
-                    warn(_IGNORES.format(own), UserWarning, 1)
+                    warn(_IGNORES.format(", ".join(own)), UserWarning, 1)
                 return False
             if options.seed is None and options.shard == AUTO:
+                own += self._name_own_source()
                 # Accelerate's options, of which no loader is told, determine the order on several processes,
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
@@ -406,7 +408,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
                     if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
-                warn(_OWN_ORDER.format(own), UserWarning, 1)
+                warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
             if state.device.type != "cpu":
                 self._reopen({"places": state.device})
             self._take_rank(state.process_index, state.num_processes)
@@ -420,19 +422,21 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         """Accept Accelerate's note that it has prepared the loader."""
 
     def _take_rank(self, rank: int, ranks: int) -> None:
-        """Divide for this rank: under Accelerate, 'auto' divides nothing, because Accelerate does."""
+        """Divide for this rank, which 'auto' does not do under Accelerate without a seed."""
         if ranks > 1 and self._epochs.plan.batching.undivided is not None:
             options = self._options
             seed = 0 if options.seed is None and options.generator is None else options.seed
             self._reopen({"shard": (rank, ranks), "seed": seed})
 
-    def _list_own_options(self) -> str:
-        """Return the names of the options that it was made with and that PyTorch's loader does not have."""
-        theirs = {*inspect.signature(TorchLoader).parameters, "shard", "seed"}
-        theirs.add("start_method")  # what multiprocessing_context amounts to
-        ours = (one for one in inspect.signature(DataLoader).parameters.values() if one.name not in theirs)
-        given = self._options
-        return ", ".join(one.name for one in ours if getattr(given, one.name, one.default) != one.default)
+    def _name_own_source(self) -> list[str]:
+        """Return the class of the dataset or sampler with which a PyTorch loader would not do the same."""
+        source, batching, dataset = self._epochs.plan.source, self._epochs.plan.batching, self.dataset
+        of_files = source.iterable and type(dataset).__module__.startswith("gpuloader.")
+        if of_files or source.holds_images or source.own_order or name_table(dataset):
+            return [type(dataset).__name__]
+        # Accelerate gives all processes the same order through the generator of PyTorch's samplers only.
+        draws = batching.torch_sampler is None and batching.is_seeded
+        return [type(self.sampler or self.batch_sampler).__name__] if draws else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch; see `gpuloader.DataLoader.state_dict`."""
@@ -441,9 +445,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Make the next loop resume at a state; see `gpuloader.DataLoader.load_state_dict`."""
         super().load_state_dict(state)
-        for name in ("sampler", "batch_sampler"):
-            if hasattr(getattr(self, name), "load_state_dict"):
-                warn(_REDRAWS.format(name=name, kind=type(getattr(self, name)).__name__), UserWarning, 1)
+        given = self._epochs.plan.batching.given
+        for name, sampler in () if given is None else given.inside:
+            if hasattr(sampler, "load_state_dict"):
+                warn(_REDRAWS.format(name=name, kind=type(sampler).__name__), UserWarning, 1)
         if self._prepared is not None:
             self._prepared._state = None
 
@@ -511,6 +516,9 @@ def _name_options() -> inspect.Signature:
     return own.replace(parameters=[*known, *(one.replace(kind=one.KEYWORD_ONLY) for one in others)])
 
 
+# Options that PyTorch's loader does not have and that change what a program gets, with their defaults here.
+_OWN_OPTIONS = dict.fromkeys(("feed_list", "ragged", "pad", "targets", "transforms", "decode", "cache"))
+_OWN_OPTIONS |= {"on_bad": "raise", "output": "torch", "uneven": "repeat"}
 _READ_BY_PYTORCH = (
     "Accelerate reads with a PyTorch loader made from this one, so that batches and losses are those of "
     "PyTorch's loader. To read with this loader, in an order of its own, pass a seed to DataLoader; to leave "
@@ -518,17 +526,16 @@ _READ_BY_PYTORCH = (
 )
 _IGNORES = (
     "Accelerate reads with a PyTorch loader made from this one, which ignores its options {}: leave them "
-    "out, or prepare the loader with gpuloader.accelerate.prepare(accelerator, loader)"
+    "out, or loop over the loader without preparing it"
 )
 _OWN_ORDER = (
-    "this loader reads, in an order that may not be Accelerate's: a PyTorch loader, with which Accelerate "
-    "would read, ignores its options {}. Pass a seed to keep this order without the warning, or leave the "
-    "options out"
+    "this loader reads, in an order that may not be Accelerate's, because a PyTorch loader, with which "
+    "Accelerate would read, could not do the same with {}. Pass a seed to keep this order without the warning"
 )
 _REDRAWS = (
-    "the loader does not use the state_dict of the {name}, of type {kind}: to resume, it asks it for the "
-    "epoch's indices again and drops those that were delivered. So it has to yield the same indices again, "
-    "for example from a generator that its __iter__ seeds with the epoch of set_epoch"
+    "the loader does not use the state_dict of {name}, of type {kind}: to resume, it asks for the epoch's "
+    "indices again and drops those that were delivered. So the same indices have to come again, for example "
+    "from a generator that __iter__ seeds with the epoch of set_epoch"
 )
 
 

@@ -314,7 +314,7 @@ class Batching(NamedTuple):
     sharding: Sharding | None = None  # None reads everything
     reads_all: bool = False  # whether the user has asked for every rank to read everything
     obstacle: str | None = None  # why the epoch is not divided, although it should be
-    undivided: Batching | None = None  # what a single rank uses, and what `loader.batch_sampler` yields
+    undivided: Batching | None = None  # what to use on a single rank instead
     find: Callable[[], tuple[int, int]] = find_rank
     division: Division | None = None  # the rank whose part of each step to read, once `settle` has found it
 
@@ -446,8 +446,8 @@ class Batching(NamedTuple):
                 raise
             return self._replace(reads_all=True)
         if not insists:
-            # On a single rank, a list that the user changes counts in the next epoch. And Accelerate, which
-            # may take a loader apart, divides what it finds.
+            # On a single rank, a list that the user changes counts in the next epoch. Under Accelerate, each
+            # process counts as one: it divides what it finds when it takes a loader apart.
             divided = divided._replace(undivided=self)
         if insists and divided.seed is None:
             # Without randomness no seed is needed, except by `sample_rng`; ranks must not draw one each.

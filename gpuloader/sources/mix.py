@@ -105,11 +105,12 @@ class MixDataset(ConcatDataset[S]):
         self.default_sampler(shuffle=False)
 
     def __repr__(self) -> str:
-        weights = ", ".join(f"{weight:g}" for weight in self.weights[:8]) + ", …" * (len(self.weights) > 8)
+        weights = ", ".join(f"{weight:g}" for weight in self.weights[:8])
+        more = ", …" if len(self.weights) > 8 else ""
         epoch = len(self.default_sampler(shuffle=False))
         return (
             f"<{type(self).__name__}: {len(self):,} samples of {len(self.datasets)} datasets with the "
-            f"weights {weights}; {epoch:,} per epoch, at_end={self.at_end!r}>"
+            f"weights {weights}{more}; {epoch:,} per epoch, at_end={self.at_end!r}>"
         )
 
     def default_sampler(self, shuffle: bool) -> Sampler[int]:

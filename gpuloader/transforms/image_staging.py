@@ -32,6 +32,7 @@ from gpuloader.transforms.batch_transforms import Normalize, finish_options
 from gpuloader.transforms.program import UNCHANGED, Chain, Decoding, KernelCall, Plain
 
 Floats = NDArray[np.float32]
+_CLIPS = 5  # dimensions of clips, frames, height, width and channels; workers always make clips
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -72,8 +73,7 @@ class Resample(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Chain | KernelCall:
         """Return the computation for a batch."""
-        # Clips have frames before height, width and channels; workers always make them.
-        if len(inputs) == 1 and len(inputs[0][0]) == 5:
+        if len(inputs) == 1 and len(inputs[0][0]) == _CLIPS:
             return UNCHANGED if self.normalize is None else self.normalize.bind(inputs)
         if len(inputs) != 3 or inputs[2][0][1:] != (NUMBERS + 2 * self.changes,):
             raise SampleError("expected a field of images")
@@ -116,7 +116,7 @@ class Decode(Plain):
 
     def bind(self, inputs: Sequence[Spec]) -> Decoding | Chain:
         """Return what is decoded for a batch."""
-        if len(inputs) == 1 and len(inputs[0][0]) == 5:  # clips, as in `Resample`
+        if len(inputs) == 1 and len(inputs[0][0]) == _CLIPS:
             return UNCHANGED
         if len(inputs) != 1 + Encoded.level:
             raise SampleError("expected a field of images")

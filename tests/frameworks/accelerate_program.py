@@ -133,7 +133,7 @@ def train(folder, name, options, loader):
             batches = gpuloader.prefetch(prepared, places="cpu", prefetch=3)
         elif options.plain:
             model, optimizer, batches = accelerator.prepare(model, optimizer, loader)
-            kept = type(loader) is gpuloader.DataLoader or options.loader.keys() & {"seed", "prefetch"}
+            kept = type(loader) is gpuloader.DataLoader or options.loader.keys() & {"seed", "cache"}
             assert (batches is loader) == bool(kept)
         else:
             model, optimizer = accelerator.prepare(model, optimizer)
@@ -177,10 +177,9 @@ def train(folder, name, options, loader):
             accelerator.save_state(state)
     found["steps"] = optimizer.optimizer.count
     found["length"], found["epochs"] = len(batches), loader.dataset.epochs
-    found["warnings"] = [
-        str(one.message) for one in caught if "shard=" in str(one.message) or "ignores" in str(one.message)
-    ]
-    found["joined"] = sum("even_batches=False has no effect" in str(one.message) for one in caught)
+    heard = [str(one.message) for one in caught]
+    found["warnings"] = [text for text in heard if "shard=" in text or "could not" in text]
+    found["joined"] = sum("even_batches=False has no effect" in text for text in heard)
     (folder / f"{name}.{accelerator.process_index}").write_text(json.dumps(found))
     accelerator.wait_for_everyone()
 

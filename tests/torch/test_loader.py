@@ -190,5 +190,5 @@ def test_a_sampler_with_a_state_of_its_own_is_warned_of(name):
             raise AssertionError
 
     loader = DataLoader(range(4), **{name: Stateful([[0, 1]] if name == "batch_sampler" else [1, 0])})
-    with pytest.warns(UserWarning, match=f"does not use the state_dict of the {name}, of type Stateful"):
+    with pytest.warns(UserWarning, match=f"the state_dict of the {name}, of type Stateful"):
         loader.load_state_dict(loader.state_dict())

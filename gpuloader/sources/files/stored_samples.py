@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,8 +95,10 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
-        # 0 for a date, None for a datetime, 1 for one with a time zone.
-        if len({getattr(value, "tzinfo", 0) and 1 for value in values if isinstance(value, date)}) > 1:
+        dates = [value for value in values if isinstance(value, date)]
+        # Whether there is a time zone; None for a date without a time.
+        zones = {one.tzinfo is not None if isinstance(one, datetime) else None for one in dates}
+        if len(zones) > 1:
             # Arrow would cut off times, and shift datetimes without a time zone, without an error.
             raise TypeError("dates, datetimes, and datetimes with a time zone need columns of their own")
         return pa.array(values)
@@ -146,7 +148,9 @@ def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
         else:
             number = value.item() if isinstance(value, np.generic) else value
             ending, data = _end(name, "json"), json.dumps(number).encode()
-        if {*"/\0"} & {*ending} or ending in members or ending != ending.lower():  # as which it would be read
+        if (
+            "/" in ending or "\0" in ending or ending in members or ending != ending.lower()
+        ):  # as which it would be read
             raise ValueError(f"field {name!r} cannot be a member {ending!r} of a tar file: rename the field")
         members[ending] = data
     return members
