@@ -436,7 +436,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             return [type(dataset).__name__]
         # Accelerate gives all processes the same order through the generator of PyTorch's samplers only.
         draws = batching.torch_sampler is None and batching.is_seeded
-        return [type(self.sampler or self.batch_sampler).__name__] if draws else []
+        sampler = self.sampler if batching.given is None else batching.given.given
+        return [type(sampler).__name__] if draws else []
 
     def state_dict(self) -> dict[str, Any]:
         """Return the user's position in the latest epoch; see `gpuloader.DataLoader.state_dict`."""

@@ -5,6 +5,7 @@ import json
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.launching import run, seen_by_ranks
@@ -18,6 +19,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils import data as theirs
 
+import gpuloader
 from gpuloader import torch as ours
 from gpuloader.transforms import Cast
 
@@ -240,6 +242,28 @@ def test_a_program_that_skips_what_it_has_trained_on_gets_the_rest(monkeypatch, 
         found.append((batch.tolist(), accelerator.gradient_state.end_of_dataloader))
     assert found == [([2, 3], False), ([4, 5], True)]
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+
+
+OWN = {
+    "MixDataset": lambda: {"dataset": gpuloader.MixDataset([range(3), range(5)], [3, 5])},
+    "RandomSampler": lambda: {"dataset": range(8), "sampler": gpuloader.RandomSampler(range(8))},
+    "BatchSampler": lambda: {
+        "dataset": range(8),
+        "batch_sampler": gpuloader.BatchSampler(range(8), shuffle=True, batch_size=2),
+    },
+    "dict": lambda: {"dataset": {"x": np.arange(8)}},
+    "pad": lambda: {"dataset": [np.arange(2), np.arange(3)], "pad": {"0": 0}, "batch_size": 2},
+    "output": lambda: {"dataset": range(8), "output": "numpy"},
+}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_what_pytorchs_loader_cannot_do_stays_ours(monkeypatch, name):
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    loader = ours.DataLoader(**OWN[name]())
+    with pytest.warns(UserWarning, match=f"could not do the same with {name}"):
+        assert Accelerator(cpu=True).prepare(loader) is loader
+    assert len(list(loader)) == len(loader)
 
 
 def test_options_that_the_loader_of_accelerate_ignores_are_named(monkeypatch):
