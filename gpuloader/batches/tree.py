@@ -639,8 +639,12 @@ def array_leaves(tree: Tree, samples: Iterable[Any], start: int, objects: Object
     """
     if tree.is_flat and not objects:
         return samples  # `SampleRows.write` checks their length anyway
-    if not tree.depth and not objects:
-        return zip(samples)  # in C: a sample that is a single array
+    if not tree.depth:
+        if not objects:
+            return zip(samples)  # in C: a sample that is a single array
+        (column,), values = objects.values(), [*samples]
+        column[start : start + len(values)] = values
+        return [()] * len(values)
     leaves = all_leaves(tree, samples, start)
     return _set_aside(leaves, start, objects) if objects else leaves
 
