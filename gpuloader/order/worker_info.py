@@ -35,7 +35,7 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     group = sys.modules.get("torch.distributed")  # a program that has not imported it has no process group
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank()), int(group.get_world_size())
-    # Each name by itself: listing `os.environ` decodes all of it, and jobs of a cluster have hundreds of names.
+    # Each name by itself: listing `os.environ` decodes all of it, and a cluster sets hundreds of names.
     for *names, _ in launchers:
         found = [name for name in names if name in os.environ]
         # Lightning's launcher sets the local rank and the size, but not RANK.
