@@ -165,13 +165,12 @@ class SampleRows:
                 array = value
                 if is_tensor(value):
                     array = value.numpy()  # a tensor whose numbers are not what lies in its memory raises
-                    if not array.ndim:  # a label, as a `TensorDataset` returns it
-                        return self._write_other(target, index, array[()])
                 elif kind is not np.memmap and kind is not np.ndarray:
                     raise TypeError
-                if region is not None:
+                if region is not None and array.ndim:
                     region[places[index]] = array
-                elif array.shape == places and array.dtype == rows.dtype:
+                # Also a label that is a tensor, as a `TensorDataset` has them.
+                elif array.shape == rows.shape[1:] and array.dtype == rows.dtype:
                     rows[index] = array
                 else:
                     raise TypeError
