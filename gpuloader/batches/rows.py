@@ -117,7 +117,7 @@ class SampleRows:
         loop of `write`, which handles any number of fields.
         """
         is_pair, one_target, two_target = len(targets) == 2, targets[0], targets[-1]
-        one_rows, one_region, one_places, *_ = one_target
+        one_rows, one_region, one_places, one_numbers, one_kinds, *_ = one_target
         _, two_region, two_places, two_numbers, two_kinds, *_ = two_target
         one_dtype, array, index = one_rows.dtype, np.ndarray, start - 1
         for index, sample in enumerate(samples, start):
@@ -128,13 +128,17 @@ class SampleRows:
                     one, two = sample
                     if type(two) in two_kinds:
                         two_numbers[index] = two
-                    elif type(two) is array and two_region is not None:
+                    elif type(two) is not array:
+                        self._write_other(two_target, index, two)
+                    elif two_region is not None:
                         two_region[two_places[index]] = two
                     else:
                         break
                 else:
                     [one] = sample
-                if type(one) is not array:
+                if type(one) in one_kinds:
+                    one_numbers[index] = one
+                elif type(one) is not array:
                     self._write_other(one_target, index, one)
                 elif one_region is not None:
                     one_region[one_places[index]] = one
@@ -163,9 +167,10 @@ class SampleRows:
                     array = value.numpy()  # a tensor whose numbers are not what lies in its memory raises
                 elif kind is not np.memmap and kind is not np.ndarray:
                     raise TypeError
-                if region is not None:
+                if region is not None and array.ndim:
                     region[places[index]] = array
-                elif array.shape == places and array.dtype == rows.dtype:
+                # Also a label that is a tensor, as a `TensorDataset` has them.
+                elif array.shape == rows.shape[1:] and array.dtype == rows.dtype:
                     rows[index] = array
                 else:
                     raise TypeError

@@ -639,14 +639,16 @@ def array_leaves(tree: Tree, samples: Iterable[Any], start: int, objects: Object
     """
     if tree.is_flat and not objects:
         return samples  # `SampleRows.write` checks their length anyway
-    if not tree.depth and not objects:
-        return zip(samples)  # in C: a sample that is a single array
-    leaves = all_leaves(tree, samples, start)
-    return _set_aside(leaves, start, objects) if objects else leaves
+    # In C: a sample that is a single value.
+    leaves = all_leaves(tree, samples, start) if tree.depth else zip(samples)
+    return _set_aside(tree, leaves, start, objects) if objects else leaves
 
 
-def _set_aside(leaves: Iterable[Sequence[Any]], start: int, objects: ObjectColumns) -> Iterator[Any]:
+def _set_aside(
+    tree: Tree, leaves: Iterable[Sequence[Any]], start: int, objects: ObjectColumns
+) -> Iterator[Any]:
+    columns, arrays = [*objects.items()], [field for field in range(len(tree.leaves)) if field not in objects]
     for index, values in enumerate(leaves, start):
-        for field, column in objects.items():
+        for field, column in columns:
             column[index] = values[field]
-        yield [value for field, value in enumerate(values) if field not in objects]
+        yield [values[field] for field in arrays] if arrays else ()

@@ -35,9 +35,9 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     group = sys.modules.get("torch.distributed")  # a program that has not imported it has no process group
     if group is not None and group.is_available() and group.is_initialized():
         return int(group.get_rank()), int(group.get_world_size())
-    known = frozenset(os.environ)  # asking `os.environ` for a missing name raises an error inside
+    # Each name by itself: listing `os.environ` decodes all of it, and a cluster sets hundreds of names.
     for *names, _ in launchers:
-        found = list(filter(known.__contains__, names))
+        found = [name for name in names if name in os.environ]
         # Lightning's launcher sets the local rank and the size, but not RANK.
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
