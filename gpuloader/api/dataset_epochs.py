@@ -35,9 +35,7 @@ from gpuloader.order.plan import DealtPlan, GroupedPlan, OrderedPlan, Plan, Shar
 from gpuloader.order.torch_order import TorchOrder
 from gpuloader.order.worker_info import ask_ranks
 from gpuloader.sources.dataset import count_items
-from gpuloader.system.finalizers import Finalizer
-from gpuloader.system.platforms import usable_cores
-from gpuloader.system.threads import deferred_interrupt
+from gpuloader.system import finalizers, platforms, threads
 from gpuloader.watch.meter import Configuration, Meter
 
 if TYPE_CHECKING:
@@ -83,7 +81,7 @@ class DatasetEpochs(Epochs):
         prefetch = self.delivery.prefetch
         self._fetching = Fetching(spec, workers, gatherer, self._meter, prefetch, plan.delivery.near)
 
-    def open(self, position: Position, guard: Finalizer) -> Iteration:
+    def open(self, position: Position, guard: finalizers.Finalizer) -> Iteration:
         """Open an epoch at the user's position, for the rank that this process has now."""
         self._ahead = None
         plan, fetching, tuner = self.plan, self._fetching, self._fetching.tuner
@@ -137,7 +135,7 @@ class DatasetEpochs(Epochs):
             present = partial(self._draw_as_delivered, present, position, batching)
             if missed is not None:  # PyTorch's sampler has drawn for a batch that raises all the same
                 missed = partial(self._draw_as_delivered, missed, position, batching)
-        with deferred_interrupt():  # until the guard knows the workers
+        with threads.deferred_interrupt():  # until the guard knows the workers
             fetch = fetching.open(one, buffers.ring)
             # With too few samples for a step, an epoch is empty although its source was not read before.
             drops = batching.drop_last or self.delivery.drop_last
@@ -583,7 +581,7 @@ class DatasetEpochs(Epochs):
             fetching.reads,
             fetching.count if tuner is None else tuner.setting.workers,
             workers.kind,
-            usable_cores(),
+            platforms.usable_cores(),
             len(self.delivery.devices),
             persistent=workers.persistent,
             tuned="" if tuner is None else tuner.describe(),

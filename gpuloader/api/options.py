@@ -32,9 +32,7 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
 from gpuloader.fetch.contract import METHODS
 from gpuloader.fields.ragged import Padding
-from gpuloader.order.dividing import UNEVEN
-from gpuloader.order.order import check_whole
-from gpuloader.order.randomness import GeneratorLike
+from gpuloader.order import dividing, order, randomness
 
 CHUNKS = "chunks"
 """Shuffles the chunks of stored arrays, and the rows of a few chunks together."""
@@ -143,8 +141,8 @@ class Options:
     persistent_workers: bool = checked(bool, False)
     sampler: Iterable[Any] | None = None
     # As many bits as the seeds of PyTorch's generators, so that `torch.initial_seed()` can be passed on.
-    seed: int | None = checked(partial(check_whole, limit=2**64), None)
-    generator: GeneratorLike = None
+    seed: int | None = checked(partial(order.check_whole, limit=2**64), None)
+    generator: randomness.GeneratorLike = None
     prefetch: int | str = checked(check_prefetch, 1)
     memory_budget: int | None = None
     in_order: bool = checked(bool, True)
@@ -167,7 +165,7 @@ class Options:
     static: bool = checked(bool, False)
     copy: bool = checked(bool, True)
     shard: str | tuple[int, int] | None = None
-    uneven: str | None = checked(UNEVEN, None)
+    uneven: str | None = checked(dividing.UNEVEN, None)
     pin_memory: bool = False
     pin_memory_device: str = ""
 

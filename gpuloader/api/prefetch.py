@@ -21,9 +21,7 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.errors import BadType
 from gpuloader.foreign import current_cuda_device
-from gpuloader.order.order import check_whole
-from gpuloader.order.randomness import Draw
-from gpuloader.order.worker_info import find_local_rank
+from gpuloader.order import order, randomness, worker_info
 from gpuloader.sources.describing import has_state
 from gpuloader.system.finalizers import Finalizer
 from gpuloader.system.iterators import Steady, close_iterator, refuse_read
@@ -192,11 +190,11 @@ class WrappedEpochs(ReadingEpochs):
     reads = "batches"
 
     def __init__(self, batches: Any, meter: Meter, options: dict[str, Any]) -> None:
-        self.ahead = ahead = check_whole("prefetch", options["prefetch"], 1 << 31)
+        self.ahead = ahead = order.check_whole("prefetch", options["prefetch"], 1 << 31)
         places, stream = options["places"], options["stream"]
         if places is None:
             # The GPU that the program has selected, usually by its local rank under torchrun.
-            places = default_place(current_cuda_device() or find_local_rank())
+            places = default_place(current_cuda_device() or worker_info.find_local_rank())
         parsed = parse_places(places)
         shared = ("transforms", "output", "drop_last", "seed")
         listed, output, drop_last, self.seed = (check_option(name, options[name]) for name in shared)
@@ -268,7 +266,7 @@ class WrappedEpochs(ReadingEpochs):
         source = PrefetchedSource(self._batches, stateful=has_own_state(self._batches))
         # One more than is copied ahead: a batch that is read only when requested would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
-        draw = Draw(position.seed, position.epoch)
+        draw = randomness.Draw(position.seed, position.epoch)
         # What a loader announces while it is read must stay invisible until `next` returns.
         policy = ReadAheadPolicy(bound=True, read=1.0) if self.ahead and source.announces else self.policy
         return self.open_reading(

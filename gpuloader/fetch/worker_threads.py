@@ -10,9 +10,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic, perf_counter_ns
 
-from gpuloader.batches.assembly import Assembler
-from gpuloader.batches.gathering import Gatherer
-from gpuloader.batches.items import Pass
+from gpuloader.batches import assembly, gathering, items
 from gpuloader.batches.staged import BatchBuilder, Reserve, StagedBatch
 from gpuloader.errors import LoaderError, SampleError, in_a_fork
 from gpuloader.fetch import contract
@@ -51,9 +49,9 @@ class ThreadWorkers:
     setup: contract.WorkerSetup
     epoch: contract.EpochRequest
     timeout: float  # seconds to wait for a batch; 0 means no limit
-    assembler: Assembler | Gatherer
+    assembler: assembly.Assembler | gathering.Gatherer
     count: int
-    streams: Sequence[Pass] = ()
+    streams: Sequence[items.Pass] = ()
 
     def __post_init__(self) -> None:
         self._process = os.getpid()
@@ -198,7 +196,7 @@ class ThreadWorkers:
 class _StreamBuilder(BatchBuilder):
     """Stages the next batch of an iterable dataset, all of it in one thread."""
 
-    stream: Pass
+    stream: items.Pass
     number: int
     reserve: Reserve
 

@@ -12,11 +12,10 @@ import numpy as np
 
 from gpuloader.order.randomness import current_draw
 from gpuloader.order.worker_info import find_share
+from gpuloader.sources import column_dataset, frameworks
 from gpuloader.sources.array_rows import as_rows
 from gpuloader.sources.block import Block, Column, Part, Rows, SampleFields, of_columns
-from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.dataset import IterableDataset
-from gpuloader.sources.frameworks import has_told_torch
 from gpuloader.sources.tables.arrow import check_nulls, column_of, columns_of, is_nested
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ def is_alike_in_torch(form: str | None, columns: Iterable[pa.Field]) -> bool:
     return form not in (None, "numpy") and not any(is_nested(column.type) for column in columns)
 
 
-class HuggingFaceRows(ColumnDataset):
+class HuggingFaceRows(column_dataset.ColumnDataset):
     """The rows of a `datasets.Dataset`, copied column by column from Arrow's memory.
 
     The dataset's format selects the columns. It also sets the dtypes if it is a format for tensors: int64 and
@@ -209,7 +208,7 @@ class HuggingFaceStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         number, count = find_share(of_ranks=self._of_ranks)
-        if has_told_torch():  # Hugging Face itself divides the shards among torch's workers
+        if frameworks.has_told_torch():  # Hugging Face itself divides the shards among torch's workers
             _, workers = find_share(of_ranks=False)
             count //= workers
             number %= count
