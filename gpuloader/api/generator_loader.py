@@ -219,9 +219,7 @@ class GeneratorLoader(Measured):
                 )
             parsed = parsed[:1]  # `next` returns one batch, as in Paddle
         if self._started is not None:
-            warnings.warn(
-                "the source changed while an epoch runs: it is read from the next start() on", stacklevel=3
-            )
+            warnings.warn("the source changed while an epoch runs: the next start() reads it", stacklevel=3)
         epochs = self._epochs
         ahead = 0 if epochs.policy is None else 1
         delivery = Delivery.of(parsed, prefetch=ahead, drop_last=self._drop_last, **self._outputs)

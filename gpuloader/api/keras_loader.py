@@ -139,9 +139,7 @@ def _as_adapter(kind: type) -> type:
     except ModuleNotFoundError as error:
         if error.name != "keras":
             raise
-        raise MissingPackage(
-            "gpuloader.keras needs keras, which is not installed: pip install keras", name="keras"
-        ) from None
+        raise MissingPackage("gpuloader.keras needs keras: pip install keras", name="keras") from None
     return type(kind.__name__, (kind, DataAdapter), {"__module__": kind.__module__, "__doc__": kind.__doc__})
 
 

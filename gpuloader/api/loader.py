@@ -716,7 +716,4 @@ _PRIVATE = {"_options", "_epochs", "_batches", "_meter", "_cache", "_prepared", 
 
 def refuse_change(name: str) -> ValueError:
     """Return the error for an option that somebody sets after the loader was made."""
-    return ValueError(
-        f"{name} cannot be changed once the loader is made: make another DataLoader, with the {name} that "
-        "you need"
-    )
+    return ValueError(f"{name} cannot be changed once the loader is made: make another DataLoader")

@@ -12,6 +12,7 @@ import functools
 import itertools
 import math
 import struct
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import numpy as np
 from gpuloader.errors import SampleError, unlike_first
 from gpuloader.fields.convert import EXACT, IF_A_LIST, Conversion, convert, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.foreign import is_tensor
+from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.staging import FieldLayout, Layout, SlotViews, arrange
 
 IN_FEEDS = (
@@ -55,6 +56,7 @@ class SampleRows:
         self.conversion = conversion
         self._shapes = shapes
         self._places: list[_RowPlaces] = []
+        self._has_tensors = False  # whether a tensor has been written
         if count is not None:
             self.layout = self.layout_of(count)
             strict = conversion is not convert  # refuses what would have to be reshaped
@@ -82,6 +84,10 @@ class SampleRows:
     def write(self, views: SlotViews, samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self._targets(views)
+        if self._has_tensors:
+            samples = list(samples)
+            if _write_columns(targets, samples, start):
+                return start + len(samples)
         fields, rest = len(targets), iter(samples)
         if 0 < fields < 3:
             start, other = self._write_plain(targets, rest, start)
@@ -164,6 +170,7 @@ class SampleRows:
             else:
                 array = value
                 if is_tensor(value):
+                    self._has_tensors = True
                     array = value.numpy()  # a tensor whose numbers are not what lies in its memory raises
                 elif kind is not np.memmap and kind is not np.ndarray:
                     raise TypeError
@@ -209,6 +216,43 @@ class SampleRows:
             targets.append((rows, region, places, flat.data, kinds, packers, memory, field))
         views.prepared = self._places, targets
         return targets
+
+
+_GRAIN = 32767
+"""The most elements that PyTorch copies in the calling thread alone; its others belong to the user's loop."""
+
+
+def _write_columns(targets: list[Target], samples: list[Any], start: int) -> bool:
+    """Write samples with tensors field by field; return False if any of them has to be written by itself.
+
+    PyTorch stacks a field's tensors in one call: 32 rows of 784 floats take 6 µs, and one by one 28 µs.
+    """
+    torch: Any = sys.modules["torch"]
+    try:
+        for target, column in zip(targets, zip(*samples, strict=True), strict=True):
+            rows, _, _, numbers, kinds, packers, memory, _ = target
+            if {*map(type, column)} == {torch.Tensor}:
+                out = tensor_over(rows[start : start + len(column)])
+                # Others PyTorch would resize `out` for, or convert, or take from a graph without a word.
+                alike = {(one.dtype, one.requires_grad) for one in column} == {(out.dtype, False)}
+                step = _GRAIN // max(math.prod(rows.shape[1:]), 1)
+                if not alike or not step or column[0].shape != out.shape[1:]:
+                    return False
+                for at in range(0, len(column), step):
+                    torch.stack(column[at : at + step], out=out[at : at + step])
+                continue
+            for index, value in enumerate(column, start):
+                if type(value) in kinds:
+                    numbers[index] = value
+                elif type(value) is not np.ndarray:
+                    packers[type(value)](memory, index, value)
+                elif value.shape == rows.shape[1:] and value.dtype == rows.dtype:
+                    rows[index] = value
+                else:
+                    return False
+    except (KeyError, RuntimeError, *UNFIT):
+        return False
+    return True
 
 
 def fields_of(sample: Any, feeds: Sequence[FeedSpec] | None, index: int = 0) -> Sequence[Any]:

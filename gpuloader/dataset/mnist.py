@@ -94,9 +94,7 @@ def _find() -> str | None:
     named = os.environ.get("GPULOADER_MNIST")
     if named:
         if not Path(named).exists():
-            raise FileNotFoundError(
-                f"the environment variable GPULOADER_MNIST names {named!r}, which does not exist"
-            )
+            raise FileNotFoundError(f"the variable GPULOADER_MNIST names {named!r}, which does not exist")
         return named
     downloaded = Path.home() / ".cache" / "paddle" / "dataset" / "mnist"
     if len(list(downloaded.glob("*-idx?-ubyte*"))) == 4:  # images and labels, for training and for testing
