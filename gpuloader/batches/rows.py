@@ -13,6 +13,7 @@ import itertools
 import math
 import struct
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -219,7 +220,8 @@ class SampleRows:
 
 
 _GRAIN = 32767
-"""The most elements that PyTorch copies in the calling thread alone; its others belong to the user's loop."""
+"""The most elements that PyTorch copies in the calling thread alone. A thread that reads ahead stays below,
+because the other cores belong to the loop."""
 
 
 def _write_columns(targets: list[Target], samples: list[Any], start: int) -> bool:
@@ -235,7 +237,8 @@ def _write_columns(targets: list[Target], samples: list[Any], start: int) -> boo
                 out = tensor_over(rows[start : start + len(column)])
                 # Others PyTorch would resize `out` for, or convert, or take from a graph without a word.
                 alike = {(one.dtype, one.requires_grad) for one in column} == {(out.dtype, False)}
-                step = _GRAIN // max(math.prod(rows.shape[1:]), 1)
+                is_main = threading.current_thread() is threading.main_thread()
+                step = len(column) if is_main else _GRAIN // max(math.prod(rows.shape[1:]), 1)
                 if not alike or not step or column[0].shape != out.shape[1:]:
                     return False
                 for at in range(0, len(column), step):

@@ -11,16 +11,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
+from gpuloader import foreign
 from gpuloader.devices.base import Device, Event, Stream
 from gpuloader.errors import LoaderError, PlaceError
-from gpuloader.foreign import (
-    ForeignStream,
-    as_stream,
-    describe_dtype,
-    find_raw_stream,
-    tensor_over,
-    torch_name,
-)
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
 _PACKAGES = {"paddle": "paddlepaddle"}
@@ -50,9 +43,9 @@ class SharedOutput(NamedTuple):
         if self.wrap is not None:
             return [_wrap(self.wrap, array) for array in arrays]
         for array in arrays:
-            if array.dtype.names is not None and torch_name(array.dtype) is not None:
+            if array.dtype.names is not None and foreign.torch_name(array.dtype) is not None:
                 raise LoaderError(
-                    f"a batch of {describe_dtype(array.dtype)} cannot be delivered as an array of "
+                    f"a batch of {foreign.describe_dtype(array.dtype)} cannot be delivered as an array of "
                     f"{type(array).__module__}, which has no such dtype: pass output='torch', or convert the "
                     "samples, e.g. with tensor.float()"
                 )
@@ -164,10 +157,10 @@ def check_stream(_: str, stream: object) -> object:
 
 def _own_stream(stream: object) -> Callable[[], Stream]:
     if hasattr(stream, "__cuda_stream__") or hasattr(stream, "cuda_stream"):
-        foreign = as_stream(stream)
-        return lambda: foreign
+        own = foreign.as_stream(stream)
+        return lambda: own
     if callable(stream):
-        return lambda: as_stream(stream())
+        return lambda: foreign.as_stream(stream())
     raise TypeError(
         f"stream must have __cuda_stream__, or be a function that returns such a stream, got "
         f"{type(stream).__name__}"
@@ -176,10 +169,10 @@ def _own_stream(stream: object) -> Callable[[], Stream]:
 
 def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     """Return a function that returns the framework's current stream on a device, in the calling thread."""
-    latest: ForeignStream | None = None
+    latest: foreign.ForeignStream | None = None
     raw = None
     if name == "torch":
-        find, raw = module.cuda.current_stream, find_raw_stream(module)
+        find, raw = module.cuda.current_stream, foreign.find_raw_stream(module)
     else:
         # Paddle's public function ends in this one, but first spends 29 µs on a deprecation warning.
         core: Any = getattr(getattr(module, "base", None), "core", None)
@@ -196,7 +189,7 @@ def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
         # While the handle is the same, so is the object: a device slot then sees by identity that it needs no
         # further event.
         if found is None or ptr != found.ptr:
-            found = latest = ForeignStream(ptr, stream)
+            found = latest = foreign.ForeignStream(ptr, stream)
         return found
 
     return current
@@ -217,7 +210,7 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
     # Through DLPack, whose capsule holds the array until the tensor's memory is freed. With
     # `__cuda_array_interface__`, JAX would not keep the array.
     if name == "torch" and device.direct:
-        return tensor_over
+        return foreign.tensor_over
     if name == "jax":
         imported: Callable[[Any], Any] = importlib.import_module("jax.dlpack").from_dlpack
         index = getattr(device, "index", None)
@@ -237,7 +230,7 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
     # which has nothing to do with the copy. The lane orders the two streams that matter.
     unordered: Callable[[Any], Any] = lambda array: from_dlpack(array.__dlpack__(stream=-1))  # noqa: E731
     if name == "torch":
-        return lambda array: tensor_over(array, unordered)
+        return lambda array: foreign.tensor_over(array, unordered)
     return unordered
 
 
@@ -245,7 +238,7 @@ def _copy_to_torch(array: Any) -> Any:
     # A program drops a batch after `to("cuda", non_blocking=True)`, and the GPU may read it much later.
     # PyTorch knows of that for memory of its own allocator, but for no other: a slot would be filled again
     # too early.
-    tensor = tensor_over(array)
+    tensor = foreign.tensor_over(array)
     return importlib.import_module("torch").empty_like(tensor, pin_memory=True).copy_(tensor)
 
 

@@ -18,15 +18,8 @@ import numpy as np
 from gpuloader.doctor.trials import TRIAL_SECONDS, Attempt, Outcome
 from gpuloader.kernels.compiler import kernel_names, read_source
 from gpuloader.sources.images.turbojpeg import load_turbojpeg
-from gpuloader.system.cores import (
-    ControlGroup,
-    Cores,
-    find_node,
-    own_cores,
-    read_control_group,
-    read_nodes,
-    read_text,
-)
+from gpuloader.system import cores
+from gpuloader.system.cores import ControlGroup, Cores, read_text
 from gpuloader.system.platforms import allowed_cores
 
 
@@ -101,8 +94,8 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         kernels=kernels,
         turbojpeg=load_turbojpeg() is not None,
         driver=driver[1] if driver else "",
-        nodes=read_nodes(root),
-        cores=own_cores(),
+        nodes=cores.read_nodes(root),
+        cores=cores.own_cores(),
         processors=os.cpu_count() or 1,
         allowed=allowed_cores(),
         # Python's default comes first.
@@ -110,7 +103,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         threads=os.environ.get("OMP_NUM_THREADS", "").strip(),
         file_limit=read_limit("RLIMIT_NOFILE"),
         files_open=len(list((root / "proc/self/fd").glob("*"))),
-        group=read_control_group(root),
+        group=cores.read_control_group(root),
         memory=(sizes["MemTotal"], sizes["MemAvailable"]) if has_sizes else None,
         shared=shared,
         lockable=read_limit("RLIMIT_MEMLOCK"),
@@ -119,7 +112,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         return machine
     # In another process: a broken driver may hang or crash at the first call of CUDA.
     cuda = attempt("gpus", seconds=TRIAL_SECONDS)
-    nodes = tuple(find_node(bus, root) for bus in cuda.answer.get("buses", ()))
+    nodes = tuple(cores.find_node(bus, root) for bus in cuda.answer.get("buses", ()))
     return replace(machine, cuda=cuda, node_of_gpu=nodes)
 
 
