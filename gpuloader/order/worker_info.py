@@ -37,7 +37,7 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
         return int(group.get_rank()), int(group.get_world_size())
     # Each name by itself: listing `os.environ` decodes all of it, and a cluster sets hundreds of names.
     for *names, _ in launchers:
-        found = [name for name in names if name in os.environ]
+        found = list(filter(os.environ.__contains__, names))
         # Lightning's launcher sets the local rank and the size, but not RANK.
         if found == ["WORLD_SIZE"] and "LOCAL_RANK" in os.environ:
             return _check(_count_on_nodes(), _parse("WORLD_SIZE"), "LOCAL_RANK", "WORLD_SIZE")
