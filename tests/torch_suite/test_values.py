@@ -7,6 +7,7 @@ import functools
 import itertools
 import json
 import operator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -382,3 +383,36 @@ def test_a_dataset_of_clips_that_a_program_replaces_is_asked_again():
         dataset.tensors = (tensor,)
         [[batch]] = loader
         assert batch.stride() == torch.utils.data.default_collate(list(tensor)).stride()
+
+
+@pytest.mark.parametrize("in_thread", [False, True])
+@pytest.mark.parametrize("labels", [int, torch.tensor, np.float32])
+@pytest.mark.parametrize("size", [2, 40_000])  # PyTorch copies the larger ones in several threads
+def test_tensors_of_later_batches_and_one_that_is_unlike(lib, size, labels, in_thread):
+    """The first batch shows that samples have tensors; later ones are written field by field."""
+    samples = [(torch.full((size,), float(index)), labels(index)) for index in range(8)]
+    wanted = [[[2 * at, 2 * at + 1], [2 * at, 2 * at + 1]] for at in range(4)]
+
+    def read():
+        for rows, numbers in lib.DataLoader(samples, 2):
+            assert rows.is_contiguous()
+            found.append([rows[:, -1].tolist(), numbers.tolist()])
+            kinds.append(rows.dtype)
+
+    def run():
+        found.clear(), kinds.clear()
+        if in_thread:
+            with ThreadPoolExecutor(1) as pool:
+                return pool.submit(read).result()
+        return read()
+
+    found, kinds = [], []
+    run()
+    assert found == wanted
+    samples[5] = (samples[5][0].double(), samples[5][1])
+    run()
+    assert (found, kinds) == (wanted, [torch.float32] * 2 + [torch.float64, torch.float32])
+    samples[5] = (torch.zeros(size + 1), samples[5][1])
+    with pytest.raises(RuntimeError, match="equal size"):
+        run()
+    assert found == wanted[:2]
