@@ -26,6 +26,7 @@ from benchmarks import (
     stages,
     starts,
     tokens,
+    torch_samples,
     watching,
 )
 from benchmarks.measure import describe_machine, make_parser, run_script
@@ -50,6 +51,7 @@ CASES = {
     "stages_labelled": partial(stages.stages, label=True),
     "processor": processor.processor,
     "watching": watching.watching,
+    "torch_samples": torch_samples.torch_samples,
     "memory": footprint.memory,
     "many_loaders": footprint.many_loaders,
     "import_time": footprint.import_time,

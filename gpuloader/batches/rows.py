@@ -143,10 +143,11 @@ class SampleRows:
                         break
                 else:
                     [one] = sample
-                if type(one) in one_kinds:
-                    one_numbers[index] = one
-                elif type(one) is not array:
-                    self._write_other(one_target, index, one)
+                if type(one) is not array:
+                    if type(one) in one_kinds:
+                        one_numbers[index] = one
+                    else:
+                        self._write_other(one_target, index, one)
                 elif one_region is not None:
                     one_region[one_places[index]] = one
                 elif one.shape == one_places and one.dtype == one_dtype:
