@@ -40,6 +40,7 @@ from gpuloader.sources.block import WholeList
 # Templates: containers without their entries, for classes with more than entries, and for dataclasses.
 
 _PLAIN = (dict, list, tuple, OrderedDict)
+_SEQUENCES = (list, tuple)  # `list | tuple` would make a new union for each sample
 
 
 class Template:
@@ -180,11 +181,11 @@ class Branch:
         """Return the values below `value`, one per child; raise `SampleError` if keys or length differ."""
         # Not only the first sample's own class will do: a JSON reader yields lists where another had tuples.
         if self.keys is None:
-            if isinstance(value, list | tuple) and len(value) == len(self.children):
+            if isinstance(value, _SEQUENCES) and len(value) == len(self.children):
                 return value
         elif self.template is not None and self.template.names is not None:
             return self.template.entries(value)
-        elif isinstance(value, Mapping) and len(value) == len(self.keys):
+        elif (type(value) is dict or isinstance(value, Mapping)) and len(value) == len(self.keys):
             try:
                 return [value[key] for key in self.keys]
             except KeyError:
