@@ -57,7 +57,9 @@ class SampleRows:
         self.conversion = conversion
         self._shapes = shapes
         self._places: list[_RowPlaces] = []
-        self._has_tensors = False  # whether a tensor has been written
+        # Whether samples are written field by field: None before the first tensor, False once some did
+        # not fit, because all fields would be written twice.
+        self._in_columns: bool | None = None
         if count is not None:
             self.layout = self.layout_of(count)
             strict = conversion is not convert  # refuses what would have to be reshaped
@@ -85,9 +87,9 @@ class SampleRows:
     def write(self, views: SlotViews, samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self._targets(views)
-        if self._has_tensors:
-            samples = list(samples)
-            if _write_columns(targets, samples, start):
+        if self._in_columns and (samples := list(samples)):
+            self._in_columns = _write_columns(targets, samples, start)
+            if self._in_columns:
                 return start + len(samples)
         fields, rest = len(targets), iter(samples)
         if 0 < fields < 3:
@@ -172,7 +174,7 @@ class SampleRows:
             else:
                 array = value
                 if is_tensor(value):
-                    self._has_tensors = True
+                    self._in_columns = self._in_columns is not False
                     array = value.numpy()  # a tensor whose numbers are not what lies in its memory raises
                 elif kind is not np.memmap and kind is not np.ndarray:
                     raise TypeError
@@ -231,6 +233,7 @@ def _write_columns(targets: list[Target], samples: list[Any], start: int) -> boo
     PyTorch stacks a field's tensors in one call: 32 rows of 784 floats take 6 µs, and one by one 28 µs.
     """
     torch: Any = sys.modules["torch"]
+    is_main = threading.current_thread() is threading.main_thread()
     if not {*map(type, samples)} <= {*SAMPLE_TYPES}:
         return False
     try:
@@ -240,7 +243,6 @@ def _write_columns(targets: list[Target], samples: list[Any], start: int) -> boo
                 out = tensor_over(rows[start : start + len(column)])
                 # For others, PyTorch would resize `out`, convert numbers, or leave a graph without a word.
                 alike = {(one.dtype, one.requires_grad) for one in column} == {(out.dtype, False)}
-                is_main = threading.current_thread() is threading.main_thread()
                 step = len(column) if is_main else _GRAIN // max(math.prod(rows.shape[1:]), 1)
                 if not alike or not step or column[0].shape != out.shape[1:]:
                     return False
