@@ -423,10 +423,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
 
     def _take_rank(self, rank: int, ranks: int) -> None:
         """Divide for this rank, which 'auto' does not do under Accelerate without a seed."""
-        if ranks > 1 and self._epochs.plan.batching.undivided is not None:
-            options = self._options
-            seed = 0 if options.seed is None and options.generator is None else options.seed
-            self._reopen({"shard": (rank, ranks), "seed": seed})
+        options = self._options
+        if ranks > 1 and options.seed is None and self._epochs.plan.batching.undivided is not None:
+            self._reopen({"shard": (rank, ranks), "seed": 0 if options.generator is None else None})
 
     def _name_own_source(self) -> list[str]:
         """Return the class of the dataset or sampler with which a PyTorch loader would not do the same."""
