@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 import gc
-from collections.abc import Callable
-from time import process_time
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.measure import Result, interleave
+from benchmarks.measure import Result, compare_epochs
 
 BATCHES, SIZE = 200, 32
 
@@ -55,6 +55,17 @@ def torch_samples(repeats: int) -> list[Result]:
     return results
 
 
+class Epochs:
+    """Several epochs of a loader, one after another."""
+
+    def __init__(self, loader: Any, count: int) -> None:
+        self.loader, self.count = loader, count
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(self.count):
+            yield from self.loader
+
+
 def _compare(
     name: str, options: dict[str, Any], dataset: Any, epochs: int, batches: int, repeats: int
 ) -> Result:
@@ -62,20 +73,9 @@ def _compare(
 
     import gpuloader.torch
 
-    def time(loader: Any) -> Callable[[], float]:
-        def run() -> float:
-            begun = process_time()
-            for _ in range(epochs):
-                for batch in loader:
-                    del batch
-            return (process_time() - begun) / batches * 1e6
-
-        return run
-
     gc.collect()
     gc.freeze()  # otherwise a collection of all of PyTorch's objects, some 50 ms, strikes either of the two
-    loaders = {"PyTorch": data.DataLoader, "gpuloader.torch": gpuloader.torch.DataLoader}
-    candidates = {whose: time(kind(dataset, SIZE, **options)) for whose, kind in loaders.items()}
-    return Result(
-        name, "µs of processor time per batch of 32", "PyTorch", "none", interleave(candidates, repeats)
-    )
+    kinds = {"PyTorch": data.DataLoader, "gpuloader.torch": gpuloader.torch.DataLoader}
+    loaders = {whose: Epochs(kind(dataset, SIZE, **options), epochs) for whose, kind in kinds.items()}
+    rows = compare_epochs(loaders, batches, argparse.Namespace(warm=0, repeats=repeats))
+    return Result(name, "µs of processor time per batch of 32", "PyTorch", "none", rows)
