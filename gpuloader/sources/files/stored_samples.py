@@ -148,9 +148,8 @@ def _to_members(fields: dict[str, Any]) -> dict[str, bytes]:
         else:
             number = value.item() if isinstance(value, np.generic) else value
             ending, data = _end(name, "json"), json.dumps(number).encode()
-        if (
-            "/" in ending or "\0" in ending or ending in members or ending != ending.lower()
-        ):  # as which it would be read
+        is_changed = ending != ending.lower()  # members are read in lower case
+        if "/" in ending or "\0" in ending or ending in members or is_changed:
             raise ValueError(f"field {name!r} cannot be a member {ending!r} of a tar file: rename the field")
         members[ending] = data
     return members

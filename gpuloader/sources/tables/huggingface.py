@@ -212,10 +212,10 @@ class HuggingFaceStream(IterableDataset[Any]):
             _, workers = find_share(of_ranks=False)
             count //= workers
             number %= count
-        at = None if self._resumed is None else self._resumed.get("part", (number, count))[0]
+        reader = None if self._resumed is None else self._resumed.get("part", (number, count))[0]
         part, left = self._open(number, count)
         # A state is right behind a sample of its reader, which may be another rank's.
-        first = number if at is None else number - at + left - 1
+        first = number if reader is None else number - reader + left - 1
         return itertools.islice(part, first if left > 1 else 0, None, left)
 
     def _open(self, number: int, count: int, *, in_tables: bool = False) -> tuple[Any, int]:
