@@ -26,11 +26,11 @@ FRAMEWORKS ?= torch==2.13.0 jax paddlepaddle ray[data,train] keras datasets pand
   torch_geometric s3fs boto3==1.43.117 moto[s3] flask flask-cors
 # A separate pytest for each of these (commas join its arguments): some frameworks conflict with each other, or with a fork.
 # The longest come first. What starts workers runs before what computes with JAX, after which a fork server starts them.
-FORK_AFTER_THREADS := tests/fetch/processes/test_fork_server.py::test_a_forked_worker_computes_after_its_program_has
 WITH_FRAMEWORKS := tests/torch_suite tests/frameworks \
   tests/torch,tests/examples,gpuloader/api/torch_loader.py,gpuloader/sources/torch_classes.py tests/api/test_from_ray.py \
-  $(FORK_AFTER_THREADS),tests/sources/test_frameworks.py,tests/devices/test_interop.py,tests/fetch/test_start_methods.py \
-  tests/test_documents.py,-m,frameworks tests/sources/tables,tests/sources/files/test_s3.py tests/paddle_suite,tests/dataset
+  tests/sources/test_frameworks.py,tests/devices/test_interop.py,tests/fetch/test_start_methods.py \
+  tests/test_documents.py,-m,frameworks tests/sources/tables,tests/sources/files/test_s3.py tests/paddle_suite,tests/dataset \
+  tests/fetch/processes/test_fork_server.py,-k,forked_worker_computes
 WITH_KERAS := torch jax
 WITH_KERAS_ON_torch := tests/test_golden_states.py tests/test_golden_pickles.py tests/api/test_exact_values.py
 .PHONY: $(WITH_FRAMEWORKS:%=with-frameworks/%) $(WITH_KERAS:%=with-keras/%)
