@@ -25,7 +25,7 @@ import numpy as np
 from gpuloader.batches.columns import Column, block_columns, fits, split_columns, stage_columns, stage_fitting
 from gpuloader.batches.schema import Collation, Schema, SchemaCache
 from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, begin_batch, complete
-from gpuloader.batches.tree import array_leaves, object_columns
+from gpuloader.batches.tree import array_columns, array_leaves, object_columns
 from gpuloader.errors import DecodeError, SampleError, caused_by, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
 from gpuloader.fields.spec import Array, Indices
@@ -323,7 +323,14 @@ class BatchRows:
 
     def write(self, samples: Iterable[Any], row: int = 0) -> int:
         """Write samples into the rows from `row` on; return the row after the last."""
-        return self._table.write(self.views, array_leaves(self.tree, samples, row, self.objects), row)
+        table, views, tree, objects = self._table, self.views, self.tree, self.objects
+        if isinstance(samples, list) and (table.in_columns or objects or not tree.is_flat):
+            stop, columns = row + len(samples), array_columns(tree, samples, row, objects)
+            if columns is not None:
+                if not table.write_columns(views, columns, row, stop):
+                    table.write(views, zip(*columns, strict=True), row)
+                return stop
+        return table.write(views, array_leaves(tree, samples, row, objects), row)
 
 
 class RowBatch(SampleBatch):

@@ -8,6 +8,7 @@ and lists.
 
 from __future__ import annotations
 
+import array as arrays
 import functools
 import itertools
 import math
@@ -15,6 +16,7 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -57,14 +59,15 @@ class SampleRows:
         self.conversion = conversion
         self._shapes = shapes
         self._places: list[_RowPlaces] = []
-        # Whether samples are written field by field: None before the first tensor, False once some did
-        # not fit, because all fields would be written twice.
-        self._in_columns: bool | None = None
+        # Whether samples are written field by field: None before the first tensor, unless all are numbers;
+        # False once some did not fit, because all fields would be written twice.
+        self.in_columns: bool | None = None
         if count is not None:
             self.layout = self.layout_of(count)
             strict = conversion is not convert  # refuses what would have to be reshaped
             for field in self.layout.fields:
                 self._places.append(_row_places(field, strict, keeps_dtypes))
+            self.in_columns = all(parts[-1] for parts in self._places) or None
 
     def convert(self, field: int, index: int, value: Any) -> Array:
         """Return one value of sample `index` converted to its field; the `SampleError` names both."""
@@ -87,10 +90,6 @@ class SampleRows:
     def write(self, views: SlotViews, samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
         targets = self._targets(views)
-        if self._in_columns and (samples := list(samples)):
-            self._in_columns = _write_columns(targets, samples, start)
-            if self._in_columns:
-                return start + len(samples)
         fields, rest = len(targets), iter(samples)
         if 0 < fields < 3:
             start, other = self._write_plain(targets, rest, start)
@@ -116,6 +115,17 @@ class SampleRows:
                 except UNFIT:
                     self._convert_and_write(target, index, value)
         return index + 1
+
+    def write_columns(
+        self, views: SlotViews, columns: Sequence[Sequence[Any]], start: int, stop: int
+    ) -> bool:
+        """Write the fields of samples into rows `start` to `stop`; return False if some do not fit.
+
+        Samples of a stream have no columns: it may use the same memory for each, and fail after some.
+        """
+        if self.in_columns:
+            self.in_columns = _write_columns(self._targets(views), columns, start, stop)
+        return bool(self.in_columns)
 
     def _write_plain(
         self, targets: list[Target], samples: Iterator[Any], start: int
@@ -174,7 +184,7 @@ class SampleRows:
             else:
                 array = value
                 if is_tensor(value):
-                    self._in_columns = self._in_columns is not False
+                    self.in_columns = self.in_columns is not False
                     array = value.numpy()  # a tensor whose numbers are not what lies in its memory raises
                 elif kind is not np.memmap and kind is not np.ndarray:
                     raise TypeError
@@ -227,27 +237,35 @@ _GRAIN = 32767
 because the other cores belong to the loop."""
 
 
-def _write_columns(targets: list[Target], samples: list[Any], start: int) -> bool:
-    """Write samples with tensors field by field; return False if any of them has to be written by itself.
+_dtype_of, _requires_grad = attrgetter("dtype"), attrgetter("requires_grad")
+
+
+def _write_columns(targets: list[Target], columns: Sequence[Sequence[Any]], start: int, stop: int) -> bool:
+    """Write samples field by field; return False if any of them has to be written by itself.
 
     PyTorch stacks a field's tensors in one call: 32 rows of 784 floats take 6 µs, and one by one 28 µs.
     """
-    torch: Any = sys.modules["torch"]
-    is_main = threading.current_thread() is threading.main_thread()
-    if not {*map(type, samples)} <= {*SAMPLE_TYPES}:
-        return False
+    torch: Any = sys.modules.get("torch")
+    of_tensors = {getattr(torch, "Tensor", None)}
     try:
-        for target, column in zip(targets, zip(*samples, strict=True), strict=True):
+        for target, column in zip(targets, columns, strict=True):
             rows, _, _, numbers, kinds, packers, memory, _ = target
-            if {*map(type, column)} == {torch.Tensor}:
-                out = tensor_over(rows[start : start + len(column)])
-                # For others, PyTorch would resize `out`, convert numbers, or leave a graph without a word.
-                alike = {(one.dtype, one.requires_grad) for one in column} == {(out.dtype, False)}
-                step = len(column) if is_main else _GRAIN // max(math.prod(rows.shape[1:]), 1)
-                if not alike or not step or column[0].shape != out.shape[1:]:
+            found = {*map(type, column)}
+            if found == of_tensors:
+                out, step = tensor_over(rows[start:stop]), len(column)
+                # For others, PyTorch would resize `out`, convert numbers, or leave a graph without a word;
+                # while it records one, it refuses them.
+                if {*map(_dtype_of, column)} != {out.dtype} or column[0].shape != out.shape[1:]:
                     return False
+                if not torch.is_grad_enabled() and any(map(_requires_grad, column)):
+                    return False
+                if rows.size > _GRAIN and threading.current_thread() is not threading.main_thread():
+                    step = _GRAIN // math.prod(rows.shape[1:])
                 for at in range(0, len(column), step):
                     torch.stack(column[at : at + step], out=out[at : at + step])
+                continue
+            if found <= kinds and numbers.format in arrays.typecodes:
+                numbers[start:stop] = arrays.array(numbers.format, column)
                 continue
             for index, value in enumerate(column, start):
                 if type(value) in kinds:

@@ -645,6 +645,42 @@ def array_leaves(tree: Tree, samples: Iterable[Any], start: int, objects: Object
     return _set_aside(tree, leaves, start, objects) if objects else leaves
 
 
+def array_columns(
+    tree: Tree, samples: list[Any], start: int, objects: ObjectColumns
+) -> list[Sequence[Any]] | None:
+    """Return what `array_leaves` does, but the values of one field after another.
+
+    Returns None unless all samples have the very classes and keys of the tree.
+    """
+    columns: list[Sequence[Any]] = []
+    if not _transpose(tree.root, samples, columns):
+        return None
+    for field, column in objects.items():
+        column[start : start + len(samples)] = columns[field]
+    return [column for field, column in enumerate(columns) if field not in objects] if objects else columns
+
+
+def _transpose(node: Node, values: Sequence[Any], columns: list[Sequence[Any]]) -> bool:
+    # C goes through the samples, once for each field: a tenth of the time of `flatten` for nested dicts.
+    if isinstance(node, Leaf):
+        columns.append(values)
+        return True
+    if node.template is not None or {*map(type, values)} != {node.kind}:
+        return False
+    if {*map(len, values)} != {len(node.children)}:
+        return False
+    parts: Iterable[Sequence[Any]] = zip(*values, strict=True)
+    try:
+        if node.keys is not None:
+            parts = [[*map(itemgetter(key), values)] for key in node.keys]
+        if node.of_leaves:
+            columns += parts
+            return True
+        return all(map(_transpose, node.children, parts, repeat(columns)))
+    except KeyError:
+        return False
+
+
 def _set_aside(
     tree: Tree, leaves: Iterable[Sequence[Any]], start: int, objects: ObjectColumns
 ) -> Iterator[Any]:

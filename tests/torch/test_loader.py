@@ -11,7 +11,7 @@ from tests.sample_sets import Made, values
 torch = pytest.importorskip("torch")
 
 import gpuloader  # noqa: E402
-from gpuloader import CPUPlace, CUDAPlace, LoaderError  # noqa: E402
+from gpuloader import CPUPlace, CUDAPlace, LoaderError, SampleError  # noqa: E402
 from gpuloader.api.torch_loader import _find_pin  # noqa: E402
 from gpuloader.devices.places import parse_place  # noqa: E402
 from gpuloader.torch import DataLoader  # noqa: E402
@@ -192,3 +192,55 @@ def test_a_sampler_with_a_state_of_its_own_is_warned_of(name):
     loader = DataLoader(range(4), **{name: Stateful([[0, 1]] if name == "batch_sampler" else [1, 0])})
     with pytest.warns(UserWarning, match=f"the state_dict of the {name}, of type Stateful"):
         loader.load_state_dict(loader.state_dict())
+
+
+class OneBuffer(gpuloader.IterableDataset):
+    """A stream whose items share one tensor, which each item fills."""
+
+    def __iter__(self):
+        row = torch.zeros(3)
+        for number in range(6):
+            yield row.fill_(number), number
+
+
+def test_a_stream_may_fill_one_tensor_again_for_each_item():
+    """Every item is written before the next one is read, in later batches, too."""
+    loader = gpuloader.DataLoader(OneBuffer(), places="cpu", batch_size=2, use_buffer_reader=False)
+    found = [(rows[:, 0].tolist(), numbers.tolist()) for rows, numbers in loader]
+    assert found == [([0, 1], [0, 1]), ([2, 3], [2, 3]), ([4, 5], [4, 5])]
+
+
+@pytest.mark.parametrize("make", [
+    lambda index, value: value,
+    lambda index, value: (str(index), value),
+    lambda index, value: {"row": torch.zeros(2), "of": {"name": str(index), "number": value}},
+])  # fmt: skip
+@pytest.mark.parametrize(
+    ("value", "found"), [(2.5, "expected"), (2**70, "expected"), (None, "None"), (True, "")]
+)
+def test_a_value_that_does_not_fit_its_column_is_named(make, value, found):
+    """The other batches are right, before and after it."""
+    samples = [make(index, value if index == 9 else index) for index in range(16)]
+    loader = gpuloader.DataLoader(samples, places="cpu", batch_size=4, use_buffer_reader=False)
+    batches, numbers = iter(loader), []
+    for _ in range(2):
+        numbers += find_numbers(next(batches))
+    assert numbers == [*range(8)]
+    if found:
+        with pytest.raises(SampleError, match=rf"batch 2, sample 1, dataset index 9.*{found}"):
+            next(batches)
+    else:
+        assert find_numbers(next(batches)) == [8, 1, 10, 11]
+        assert find_numbers(next(batches)) == [12, 13, 14, 15]
+
+
+def find_numbers(batch):
+    """Return the numbers of a batch of one of the forms above."""
+    if isinstance(batch, dict):
+        assert batch["row"].shape == (4, 2)
+        names, batch = batch["of"]["name"], batch["of"]["number"]
+        assert len(names) == 4
+    if isinstance(batch, list):
+        names, batch = batch
+        assert all(name in (str(number), "9") for name, number in zip(names, batch.tolist(), strict=True))
+    return batch.tolist()
