@@ -14,24 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels import launching
-from gpuloader.kernels.cast import (
-    FLOATS,
-    INTEGERS,
-    NUMBER_WORDS,
-    NUMPY_FLOATS,
-    WORDS,
-    resolve_target,
-    round_to,
-)
+from gpuloader.kernels import cast, launching
+from gpuloader.kernels.cast import FLOATS, NUMPY_FLOATS
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
 from gpuloader.kernels.one_hot import one_hot
 
 ENTRIES = {
     "blend<{}>": (FLOATS,),
-    "paste<{}>": (NUMBER_WORDS,),
-    "mix_labels<{}>": ((*INTEGERS, *NUMPY_FLOATS),),
+    "paste<{}>": (cast.NUMBER_WORDS,),
+    "mix_labels<{}>": ((*cast.INTEGERS, *NUMPY_FLOATS),),
 }
 
 _OWN = 4
@@ -60,7 +52,7 @@ def blend(
         launching.check_dtype("images", images, NUMPY_FLOATS)
         name = images.dtype.name
     else:
-        name, held = resolve_target(dtype, FLOATS)
+        name, held = cast.resolve_target(dtype, FLOATS)
         launching.check_dtype("images", images, [held])
     values = launching.check_size("values per image", math.prod(images.shape[1:]), 0, 2**31)
 
@@ -69,7 +61,7 @@ def blend(
             here, before = slice(position, position + 1), slice(position - 1, position or None)
             if name == "bfloat16":
                 mixed = _mix_two(_as_floats(images[before]), _as_floats(images[here]), mix)
-                result[here] = round_to(mixed, name)
+                result[here] = cast.round_to(mixed, name)
             else:
                 result[here] = _mix_two(images[before], images[here], mix)
 
@@ -109,7 +101,7 @@ def paste(
         values = channels * height * width
         counts = launching.by_value([len(images), values, width * pixel, height, pixel])
         grid = launching.spread(-(-values // _EACH), len(images))
-        yield f"paste<{WORDS[images.itemsize]}>", grid, (images, mix, result, counts)
+        yield f"paste<{cast.WORDS[images.itemsize]}>", grid, (images, mix, result, counts)
 
     return launching.Work(images.shape, images.dtype, on_host, on_device)
 
@@ -129,7 +121,7 @@ def mix_labels(labels: Any, mix: Any, *, classes: int, out: Any = None, stream: 
     """
     classes = launching.check_size("classes", classes, 0)
     if labels.ndim == 1:
-        launching.check_dtype("labels", labels, INTEGERS)
+        launching.check_dtype("labels", labels, cast.INTEGERS)
     else:
         launching.check_dtype("labels", labels, NUMPY_FLOATS)
         launching.check_shape("labels", labels, (None, classes))

@@ -14,16 +14,9 @@ from gpuloader.api.state import Position
 from gpuloader.batches.readers import ReadSoFar, Stager, stage_all
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import tell_capture
+from gpuloader.epoch import epoch as running
 from gpuloader.epoch.delivery import Delivery
-from gpuloader.epoch.epoch import (
-    DeliveredStep,
-    Epoch,
-    EpochBuffers,
-    Iteration,
-    KernelsAhead,
-    open_epoch,
-    take_buffers,
-)
+from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration
 from gpuloader.errors import Misuse
 from gpuloader.fetch.read_ahead import open_fetch
 from gpuloader.order.batching import EpochSetter
@@ -71,11 +64,11 @@ class Epochs:
         self._prepared = None
         # A new deque: an epoch that is still running returns its buffers, made for the old places, to the old
         # one.
-        self._idle: deque[EpochBuffers] = deque(maxlen=1)
-        self._kernels: KernelsAhead | None = None
+        self._idle: deque[running.EpochBuffers] = deque(maxlen=1)
+        self._kernels: running.KernelsAhead | None = None
         compiling = [*filter(attrgetter("compiles"), delivery.devices)]
         if self._programmer is not None and compiling:
-            self._kernels = KernelsAhead(compiling)
+            self._kernels = running.KernelsAhead(compiling)
             self._programmer.planned = self._kernels.begin
 
     def start(self, epoch: int) -> Position:
@@ -197,7 +190,7 @@ class ReadingEpochs(Epochs):
         # Read as one pair: while this epoch opens, another thread may set another source with other places.
         delivery, idle = self.delivery, self._idle
         self._places = len(delivery.devices)
-        buffers = take_buffers(idle, delivery, capacity, self._meter, programmer=self._programmer)
+        buffers = running.take_buffers(idle, delivery, capacity, self._meter, programmer=self._programmer)
         reached = ReadSoFar(position.batches, items_a_batch, position.own)
         batches = stage_all(reader, make_stager(), buffers.ring, self._meter, reached, self._token)
         with deferred_interrupt():  # until the guard knows the thread that reads
@@ -211,7 +204,7 @@ class ReadingEpochs(Epochs):
                 ended=ended,
                 kernels=self._kernels,
             )
-            return open_epoch(epoch, guard)
+            return running.open_epoch(epoch, guard)
 
     @property
     def configuration(self) -> Configuration:

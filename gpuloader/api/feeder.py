@@ -8,16 +8,8 @@ from typing import Any
 from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.checks import check_count
-from gpuloader.devices.places import (
-    CPUPlace,
-    CUDAPinnedPlace,
-    CUDAPlace,
-    Place,
-    cuda_places,
-    open_device,
-    parse_place,
-    read_cpu_num,
-)
+from gpuloader.devices import places as kinds
+from gpuloader.devices.places import CPUPlace, Place
 from gpuloader.epoch.sending import send
 from gpuloader.errors import FeedError, SampleError
 from gpuloader.fields.ragged import gather_fields
@@ -63,8 +55,8 @@ class DataFeeder:
         self, feed_list: Sequence[FeedSpec | str], place: Any, program: Program | None = None
     ) -> None:
         self._feeds = resolve_feeds(feed_list, program)
-        self._place = parse_place(place)
-        open_device(self._place)  # a missing GPU is an error here, not at the first batch
+        self._place = kinds.parse_place(place)
+        kinds.open_device(self._place)  # a missing GPU is an error here, not at the first batch
 
     def feed(self, iterable: Iterable[Any]) -> Feed:
         """Return the samples of one minibatch as arrays by field name.
@@ -169,10 +161,10 @@ class DataFeeder:
     def _places(self, num_places: int | None) -> Sequence[Place]:
         # Paddle counts CPU "devices" by this variable, and old programs set it.
         count = None if num_places is None else check_count("num_places", num_places)
-        if isinstance(self._place, CUDAPlace):
-            return cuda_places(None if count is None else list(range(count)))
-        if count is None and isinstance(self._place, CPUPlace | CUDAPinnedPlace):
-            count = read_cpu_num()
+        if isinstance(self._place, kinds.CUDAPlace):
+            return kinds.cuda_places(None if count is None else list(range(count)))
+        if count is None and isinstance(self._place, CPUPlace | kinds.CUDAPinnedPlace):
+            count = kinds.read_cpu_num()
         return [self._place] * (count or 1)
 
     def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
@@ -184,5 +176,5 @@ class DataFeeder:
         layout = arrange(tuple((column.shape, column.dtype) for column in columns))
         writers = [column.write for column in columns]
         levels = [feed.lod_level for feed in self._feeds]
-        fields = gather_fields(levels, send(writers, layout, open_device(place)))
+        fields = gather_fields(levels, send(writers, layout, kinds.open_device(place)))
         return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}

@@ -16,17 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpuloader.checks import (
-    AUTO,
-    THREAD,
-    check_count,
-    check_function,
-    check_parameter,
-    check_seconds,
-    check_switch,
-    check_word,
-    checked,
-)
+from gpuloader import checks
+from gpuloader.checks import AUTO, THREAD, check_count, checked
 from gpuloader.devices.outputs import OUTPUTS, check_stream
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.errors import BadType, BadValue
@@ -129,15 +120,15 @@ class Options:
     return_list: bool = checked(bool, True)
     batch_sampler: Iterable[Any] | None = None
     batch_size: int | None = 1
-    shuffle: bool | str | None = checked(partial(check_switch, CHUNKS), False)
+    shuffle: bool | str | None = checked(partial(checks.check_switch, CHUNKS), False)
     drop_last: bool = checked(bool, False)
-    collate_fn: Callable[[Any], Any] | None = checked(check_function, None)
+    collate_fn: Callable[[Any], Any] | None = checked(checks.check_function, None)
     num_workers: int | str = checked(check_workers, 0)
-    use_buffer_reader: bool | str = checked(partial(check_switch, THREAD), True)
+    use_buffer_reader: bool | str = checked(partial(checks.check_switch, THREAD), True)
     prefetch_factor: int | None = checked(check_optional_count, 2)
     use_shared_memory: bool = True
-    timeout: float = checked(check_seconds, 0)
-    worker_init_fn: Callable[[int], object] | None = checked(check_function, None)
+    timeout: float = checked(checks.check_seconds, 0)
+    worker_init_fn: Callable[[int], object] | None = checked(checks.check_function, None)
     persistent_workers: bool = checked(bool, False)
     sampler: Iterable[Any] | None = None
     # As many bits as the seeds of PyTorch's generators, so that `torch.initial_seed()` can be passed on.
@@ -180,7 +171,7 @@ class Options:
         for row in fields(self):
             value = getattr(self, row.name)
             if value is not row.default:  # most options of most loaders have their defaults
-                setattr(self, row.name, check_parameter(row, value))
+                setattr(self, row.name, checks.check_parameter(row, value))
         if self.multiprocessing_context is not None:
             # A copy has only the start method: it leads to the same context, and a context may not pickle.
             self.start_method = _resolve_start_method(self)
@@ -231,7 +222,7 @@ def check_option(name: str, value: Any) -> Any:
     (True, 'numpy')
     """
     row = Options.__dataclass_fields__[name]
-    return value if value is row.default else check_parameter(row, value)
+    return value if value is row.default else checks.check_parameter(row, value)
 
 
 def _read_pytorch_order(options: Options) -> dict[str, Any]:
@@ -265,7 +256,7 @@ def _resolve_start_method(options: Options) -> str:
             "multiprocessing_context must be a start method or a context of multiprocessing, got "
             f"{type(context).__name__}"
         )
-    check_word("multiprocessing_context", method, METHODS)
+    checks.check_word("multiprocessing_context", method, METHODS)
     if options.start_method not in (None, method):
         raise ValueError(
             f"start_method={options.start_method!r} contradicts the multiprocessing_context for {method!r}: "

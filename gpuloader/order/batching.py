@@ -22,24 +22,17 @@ from numpy.typing import NDArray
 from gpuloader.checks import check_count
 from gpuloader.errors import BadType, BadValue
 from gpuloader.foreign import find_classes, foreign_name
+from gpuloader.order import samplers
 from gpuloader.order.dividing import ALONE, Division, Sharding
 from gpuloader.order.order import IndexArray, InOrder, Mapped, Mixed, Order, as_indices
 from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan
 from gpuloader.order.samplers import (
     BatchSampler,
     BucketSampler,
-    Budgeted,
-    ChunkSampler,
-    DistributedBatchSampler,
-    MixSampler,
     RandomSampler,
     Sampler,
     SequenceSampler,
     check_length,
-    check_sized,
-    find_batches,
-    make_sampler,
-    walk,
 )
 from gpuloader.order.torch_order import find_torch_sampler
 from gpuloader.order.worker_info import find_rank, find_torch_rank
@@ -88,7 +81,7 @@ class GivenSampler(NamedTuple):
         """Whether it, or a sampler that it reads from, yields the indices of one rank."""
         # Samplers of other packages have no common base class, so the names of their attributes have to tell.
         return any(
-            isinstance(one, DistributedBatchSampler)
+            isinstance(one, samplers.DistributedBatchSampler)
             or any(hasattr(one, count) and hasattr(one, rank) for count, rank in _DIVIDING)
             for _, one in self.inside
         )
@@ -174,7 +167,7 @@ def check_fits(
     given, kind = sampler.given, type(sampler.given).__name__
     # Shuffled or not makes no difference here: both mix the datasets in the same proportion.
     own: Any = None if own_order is None else own_order(False)
-    keeps_weights = not isinstance(own, MixSampler) or isinstance(given, StoredOrder)
+    keeps_weights = not isinstance(own, samplers.MixSampler) or isinstance(given, StoredOrder)
     if not keeps_weights and not any(own.mixes_like(one) for _, one in sampler.inside):
         raise BadType(
             f"the {sampler.name}, of type {kind}, would read the {type(dataset).__name__} without its "
@@ -330,7 +323,7 @@ class Batching(NamedTuple):
         shuffle: bool,
         drop_last: bool,
         seed: int | None = None,
-        make: Callable[[Any, bool], Iterable[int]] = make_sampler,
+        make: Callable[[Any, bool], Iterable[int]] = samplers.make_sampler,
     ) -> Batching:
         """Return the batching that the options of a loader describe; `make` makes a missing sampler.
 
@@ -350,7 +343,7 @@ class Batching(NamedTuple):
             # Batch samplers of PyTorch and Paddle have it; a user-defined class may use the name differently.
             found = getattr(batches, "batch_size", None)
             size = int(found) if isinstance(found, int | np.integer) and found >= 1 else None
-            if isinstance(getattr(batches, "sampler", None), Budgeted):
+            if isinstance(getattr(batches, "sampler", None), samplers.Budgeted):
                 size = None  # what was found is the size of the largest batch
             drop_last = isinstance(batches, BatchSampler) and batches.drop_last
             random = find_torch_sampler(batches)
@@ -361,12 +354,12 @@ class Batching(NamedTuple):
         sampler: Any = None if given is None else given.given
         torch_sampler = None if given is None else find_torch_sampler(sampler)
         if given is None and not iterable:
-            check_sized("a dataset without a sampler", dataset)
+            samplers.check_sized("a dataset without a sampler", dataset)
             sampler = make(dataset, shuffle) if own_order is None else own_order(shuffle)
             if isinstance(sampler, Sampler):
                 order = sampler.order
             else:  # PyTorch's has no order for a seed, so our own sampler replaces it
-                order = make_sampler(dataset, shuffle).order
+                order = samplers.make_sampler(dataset, shuffle).order
                 torch_sampler = find_torch_sampler(sampler) if seed is None else None
         return cls(sampler, None, size, batch_size, drop_last, seed, given, order, iterable, torch_sampler)
 
@@ -386,7 +379,7 @@ class Batching(NamedTuple):
     def order_size(self) -> int | None:
         """The batch size, or the chunks of a window, that the order is made for; None if it is for any."""
         # A different one would sort a bucket or a window differently, so states of the two are incompatible.
-        if isinstance(self.sampler, ChunkSampler):
+        if isinstance(self.sampler, samplers.ChunkSampler):
             return self.sampler.window
         return self.batch_sampler.batch_size if isinstance(self.batch_sampler, BucketSampler) else None
 
@@ -502,7 +495,7 @@ class Batching(NamedTuple):
         """Whether the order depends on the seed."""
         order = self.any_order
         inside = getattr(self.batch_sampler, "sampler", None)
-        if isinstance(inside, Budgeted):
+        if isinstance(inside, samplers.Budgeted):
             return inside.shuffles
         # If in doubt, it does: a user's order may use the seed, and asking for one costs less than ranks that
         # read different samples.
@@ -560,12 +553,12 @@ class Batching(NamedTuple):
             return OrderedPlan(order, size, self.drop_last, division or ALONE, base)
         if self.sampler is None:
             assert self.batch_sampler is not None
-            batches = find_batches(self.batch_sampler, seed, epoch)
+            batches = samplers.find_batches(self.batch_sampler, seed, epoch)
             return GroupedPlan(batches) if division is None else DealtPlan(batches, division, base)
         if division is not None:
             # The sampler's epoch has been set, and it yields the same on all ranks. As a ListedSampler it can
             # be sliced, so a resume with a different number of ranks divides it again.
-            listed = ListedSampler(list(walk(self.sampler))).order(seed, epoch)
+            listed = ListedSampler(list(samplers.walk(self.sampler))).order(seed, epoch)
             return OrderedPlan(listed, size, self.drop_last, division, base)
         if self.single and isinstance(self.sampler, BatchSampler):
             # Bulk loading as in PyTorch: each "index" is a list, and the dataset returns a whole batch.
@@ -577,7 +570,7 @@ class Batching(NamedTuple):
     @property
     def counts_samples(self) -> bool:
         """Whether any batch size yields the same samples in the same order, so a resume may change it."""
-        if isinstance(self.batch_sampler, DistributedBatchSampler):
+        if isinstance(self.batch_sampler, samplers.DistributedBatchSampler):
             return False  # it deals whole batches, so a rank's samples depend on the batch size
         return self.sampler is not None or self.any_order is not None
 

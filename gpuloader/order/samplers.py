@@ -17,24 +17,17 @@ from numpy.typing import ArrayLike, NDArray
 from gpuloader.checks import check_count, check_flags, check_function
 from gpuloader.errors import BadType, BadTypeOrValue, BadValue, LoaderError, QueueClosed, describe_error
 from gpuloader.foreign import is_torch_generator
+from gpuloader.order import order as orders
 from gpuloader.order.dividing import ALONE, Division, Share
 from gpuloader.order.order import (
     Bucketed,
-    Drawn,
     IndexArray,
     InOrder,
     Mapped,
-    Mixed,
     Order,
     Repeated,
     Shuffled,
-    Weighted,
-    Windowed,
-    as_indices,
-    as_plain,
-    as_weights,
     check_whole,
-    iterate,
 )
 from gpuloader.order.randomness import BUCKETED, GeneratorLike, derive_key, draw_seed, sort_hashes
 from gpuloader.order.worker_info import find_rank
@@ -121,7 +114,7 @@ class _Seeded(Sampler[int]):
 
     def __iter__(self) -> Iterator[int]:
         # Outside a loader, each iteration draws a seed.
-        yield from iterate(self._draw(draw_seed(self.generator), 0))
+        yield from orders.iterate(self._draw(draw_seed(self.generator), 0))
 
     def order(self, seed: int, epoch: int) -> Order | None:
         """Return the indices of an epoch, or None if the generator or a subclass's `__iter__` yields them."""
@@ -216,7 +209,7 @@ class RandomSampler(_Seeded):
     def _draw(self, seed: int, epoch: int) -> Order:
         count, draws = len(self.data_source), self.num_samples
         if self.replacement:
-            return Drawn(count, draws, seed, epoch)
+            return orders.Drawn(count, draws, seed, epoch)
         return Shuffled(count, seed, epoch, draws) if draws <= count else Repeated(count, draws, seed, epoch)
 
 
@@ -247,14 +240,14 @@ class WeightedRandomSampler(_Seeded):
             raise BadTypeOrValue(f"replacement must be True or False, got {replacement!r}")
         self.num_samples = check_count("num_samples", num_samples)
         self.replacement = replacement
-        self.weights: NDArray[np.float64] = as_weights(weights, self.num_samples, replacement)
+        self.weights: NDArray[np.float64] = orders.as_weights(weights, self.num_samples, replacement)
         self._seed_from(generator)
 
     def __len__(self) -> int:
         return self.num_samples
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        return Weighted(self.weights, self.num_samples, self.replacement, seed, epoch)
+        return orders.Weighted(self.weights, self.num_samples, self.replacement, seed, epoch)
 
 
 class SubsetRandomSampler(_Seeded):
@@ -270,7 +263,7 @@ class SubsetRandomSampler(_Seeded):
     """
 
     def __init__(self, indices: Sequence[int] | NDArray[np.integer], generator: GeneratorLike = None) -> None:
-        self.indices = as_indices("indices", indices)
+        self.indices = orders.as_indices("indices", indices)
         self._seed_from(generator)
 
     def __len__(self) -> int:
@@ -300,7 +293,7 @@ class MixSampler(_Seeded):
         return isinstance(other, MixSampler) and other._terms[:-1] == self._terms[:-1]
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        return Mixed(*self._terms, seed, epoch)
+        return orders.Mixed(*self._terms, seed, epoch)
 
 
 class ChunkSampler(_Seeded):
@@ -315,7 +308,7 @@ class ChunkSampler(_Seeded):
         self.window, self._sizes, self._listed = window, sizes, listed
 
     def _draw(self, seed: int, epoch: int) -> Order:
-        order = Windowed(self._sizes, self.window, seed, epoch)
+        order = orders.Windowed(self._sizes, self.window, seed, epoch)
         return order if self._listed is None else Mapped(order, self._listed)
 
 
@@ -490,7 +483,7 @@ class DistributedBatchSampler(BatchSampler):
         order = self._share(self.epoch)
         # As in Paddle: without `set_epoch`, every epoch is shuffled differently.
         self.epoch += self.shuffle
-        return group(iterate(order), self.batch_size, self.drop_last)
+        return group(orders.iterate(order), self.batch_size, self.drop_last)
 
     @property
     def num_samples(self) -> int:
@@ -731,7 +724,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
 def _as_lengths(lengths: Any) -> NDArray[Any]:
     expected = "lengths must be a list of numbers, one per sample"
     try:
-        array = as_plain(lengths, np.float64)
+        array = orders.as_plain(lengths, np.float64)
     except ValueError as error:
         raise ValueError(f"{expected}: {error}; for a dataset, pass key=len or a function like it") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):

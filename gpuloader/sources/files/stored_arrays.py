@@ -32,19 +32,8 @@ from gpuloader.order.worker_info import own_worker_info
 from gpuloader.sources.array_rows import as_rows
 from gpuloader.sources.block import Block, Part, Rows, SampleFields, number_rows, of_arrays
 from gpuloader.sources.column_dataset import ColumnDataset
-from gpuloader.sources.files.remote_files import (
-    ATTEMPTS,
-    BUFFER,
-    PLAIN,
-    TIMEOUT,
-    Tries,
-    as_url,
-    check_names,
-    is_remote,
-    named,
-    open_source,
-    persist,
-)
+from gpuloader.sources.files import remote_files
+from gpuloader.sources.files.remote_files import is_remote, named, open_source, persist
 from gpuloader.system.finalizers import when_dropped
 from gpuloader.system.threads import exit_first
 
@@ -96,15 +85,15 @@ class StoredArrays(ColumnDataset):
         arrays: Sequence[str] | None = None,
         *,
         shuffle_buffer: int | None = None,
-        attempts: int = ATTEMPTS,
-        timeout: float = TIMEOUT,
+        attempts: int = remote_files.ATTEMPTS,
+        timeout: float = remote_files.TIMEOUT,
         storage_options: dict[str, Any] | None = None,
     ) -> None:
-        self._url = as_url(url)
+        self._url = remote_files.as_url(url)
         self._buffer = None if shuffle_buffer is None else check_count("shuffle_buffer", shuffle_buffer)
-        tries = Tries.of(attempts, timeout, storage_options)
-        self._tries = tries if is_remote(self._url) else PLAIN
-        self._names = None if arrays is None else check_names("arrays", arrays)
+        tries = remote_files.Tries.of(attempts, timeout, storage_options)
+        self._tries = tries if is_remote(self._url) else remote_files.PLAIN
+        self._names = None if arrays is None else remote_files.check_names("arrays", arrays)
         self._path = self._fetch()
         self._lock = threading.Lock()
         self._held: tuple[int, Any, dict[str, Any]] | None = None
@@ -482,7 +471,7 @@ class HDF5Dataset(StoredArrays):
             copy = tempfile.TemporaryFile()  # noqa: SIM115 - unnamed, so it leaves nothing behind
             when_dropped(self, copy.close)
             try:
-                shutil.copyfileobj(source, copy, BUFFER)
+                shutil.copyfileobj(source, copy, remote_files.BUFFER)
                 copy.flush()
             except BaseException:
                 copy.close()
