@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import count, repeat
@@ -87,7 +87,7 @@ class DatasetEpochs(Epochs):
         plan, fetching, tuner = self.plan, self._fetching, self._fetching.tuner
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
-        watch = warn_if_undivided(batching)
+        watch = None if plan.batching.sharding else warn_if_undivided(batching)
         if plan.batching.sharding is not None:
             self._number_batches(position, batching)
         if position.copies == 0 and position is self._resumed:
@@ -95,7 +95,7 @@ class DatasetEpochs(Epochs):
             plan.source.dataset.load_state_dict(position.workers[0].state)
         is_new = position.seed is None
         if is_new:
-            position.seed = self.draw_seed()
+            position.seed = self.draw_seed(batching)
         if batching.torch_sampler is None:
             pass  # the seed alone determines the order
         elif position.torch_order is None:
@@ -135,7 +135,8 @@ class DatasetEpochs(Epochs):
             present = partial(self._draw_as_delivered, present, position, batching)
             if missed is not None:  # PyTorch's sampler has drawn for a batch that raises all the same
                 missed = partial(self._draw_as_delivered, missed, position, batching)
-        with threads.deferred_interrupt():  # until the guard knows the workers
+        starts = fetching.count or fetching.policy or batching.iterable
+        with threads.deferred_interrupt() if starts else nullcontext():  # until the guard knows the workers
             fetch = fetching.open(one, buffers.ring)
             # With too few samples for a step, an epoch is empty although its source was not read before.
             drops = batching.drop_last or self.delivery.drop_last
@@ -232,14 +233,16 @@ class DatasetEpochs(Epochs):
 
     # Positions: where an epoch starts, and where one resumes that another loader may have begun.
 
-    def draw_seed(self) -> int:
+    def draw_seed(self, batching: Batching | None = None) -> int:
         """Return the loader's seed; draw it first if none was given.
 
-        Ranks that divide an order cannot each draw one, so theirs is 0.
+        `batching` is that of this rank, if the caller has it. Ranks that divide an order cannot each draw
+        one, so theirs is 0.
         """
         # Drawn late, at the first epoch, as PyTorch does: `manual_seed` after making a loader still counts.
         is_given = self.seed is not None and not self._has_drawn
-        ranks = 1 if is_given or self.plan.batching.sharding is None else self.ranks[1]
+        division = None if is_given else (batching or self.plan.batching.settle()).division
+        ranks = (division or ALONE).world_size
         # PyTorch draws one for each start of its workers.
         again = self._has_drawn and self._follows_torch and not self.workers.persistent
         if self.seed is None or again or ranks > 1:  # there may have been one rank when it was drawn
@@ -257,7 +260,7 @@ class DatasetEpochs(Epochs):
             batching = self.plan.batching.settle()
         except ValueError:
             return None  # the first step raises this again
-        ahead = Position(self.draw_seed(), self._next)
+        ahead = Position(self.draw_seed(batching), self._next)
         # PyTorch's workers get indices immediately, so its sampler draws now. What ranks agree on waits until
         # the epoch's number is known.
         if self.workers.count and not self._agrees(batching):

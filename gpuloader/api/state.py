@@ -92,7 +92,10 @@ class Position:
             beyond = self.beyond
             while self.failed:  # the loop has continued without them
                 beyond.add(self.failed.pop())
-            beyond.add(staged.number)
+            if staged.number == self.batches:  # as nearly always
+                self.batches += 1
+            else:
+                beyond.add(staged.number)
             while self.batches in beyond:  # as always, in order
                 beyond.remove(self.batches)
                 self.batches += 1

@@ -18,6 +18,7 @@ from gpuloader.api.loader import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
+from gpuloader.batches.rows import SAMPLE_TYPES
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
@@ -29,6 +30,7 @@ from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
 
 try:
+    from torch import Tensor
     from torch.autograd import _profiler_enabled
     from torch.autograd.profiler import record_function
     from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -36,7 +38,7 @@ try:
     from torch.utils.data import RandomSampler, SequentialSampler, default_collate, default_convert
     from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 except ImportError:
-    TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
+    Tensor = TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
     _DatasetKind = _InfiniteConstantSampler = default_collate = default_convert = object
     _profiler_enabled = record_function = object
 
@@ -72,21 +74,22 @@ _PLAIN = frozenset((np.ndarray, np.memmap, int, float, str, bool, bytes))
 
 
 def _is_plain(sample: Any) -> bool:
-    if type(sample) is int:
-        return -(2**63) <= sample < 2**63  # PyTorch's function refuses others
-    if type(sample) in _PLAIN:
+    kind: type = type(sample)
+    if kind is int:
+        return bool(-(2**63) <= sample < 2**63)  # PyTorch's function refuses others
+    if isinstance(sample, SAMPLE_TYPES):  # first: it is asked for each batch, and the others take longer
+        return all(map(_is_plain, sample))
+    if kind in _PLAIN:
         if not isinstance(sample, np.ndarray):
             return True
         is_other = sample.dtype.names is not None or sample.dtype.char in "gG"  # no long doubles in PyTorch
         return not is_other and (sample.ndim < 4 or _makes_rows(sample.strides))
-    if is_tensor(sample):
+    if kind is Tensor or is_tensor(sample):
         # Rows take the values of a Parameter, with the warning for any tensor that requires a gradient.
-        is_other = has_own_class(sample) or sample.is_meta
+        is_other = (kind is not Tensor and has_own_class(sample)) or sample.is_meta
         return not is_other and (sample.ndim < 4 or _makes_rows(sample.stride()))
-    if isinstance(sample, Mapping):
+    if kind is dict or isinstance(sample, Mapping):
         return all(map(_is_plain, sample.values()))
-    if isinstance(sample, list | tuple):
-        return all(map(_is_plain, sample))
     return isinstance(sample, str) or not isinstance(sample, np.ndarray | np.void | np.longdouble | Sequence)
 
 

@@ -325,11 +325,10 @@ class BatchRows:
         """Write samples into the rows from `row` on; return the row after the last."""
         table, views, tree, objects = self._table, self.views, self.tree, self.objects
         if isinstance(samples, list) and (table.in_columns or objects or not tree.is_flat):
-            stop, columns = row + len(samples), array_columns(tree, samples, row, objects)
+            columns = array_columns(tree, samples, row, objects)
             if columns is not None:
-                if not table.write_columns(views, columns, row, stop):
-                    table.write(views, zip(*columns, strict=True), row)
-                return stop
+                table.write_columns(views, columns, row, row + len(samples))
+                return row + len(samples)
         return table.write(views, array_leaves(tree, samples, row, objects), row)
 
 

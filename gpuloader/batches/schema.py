@@ -24,7 +24,7 @@ from gpuloader.errors import SampleError
 from gpuloader.fields.convert import IF_A_LIST, Conversion, as_numbers, check_fill, convert, convert_alike
 from gpuloader.fields.ragged import Padding, name_extras
 from gpuloader.fields.spec import FeedSpec
-from gpuloader.foreign import warn_of_class
+from gpuloader.foreign import is_plain_tensor, warn_of_class
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import Layout
 
@@ -109,6 +109,7 @@ _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
 The shape of a field that varies is the shape of one of its steps.
 """
 NUMBERS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float)}
+_TENSORS: set[tuple[type, Any, np.dtype[Any]]] = set()  # torch's dtypes, and those that they settle
 _LARGEST = np.iinfo(int).max
 _MOST_SCHEMAS = 8
 _MOST_TABLES = 8
@@ -202,6 +203,14 @@ class Schema:
                     return False
                 if level > 1 or (level and not value.ndim):
                     return False
+            elif type(value) in NUMBERS and -_LARGEST <= value <= _LARGEST:
+                if spec != (NUMBERS[type(value)], (), 0):
+                    return False
+            elif (type(value), getattr(value, "dtype", None), spec[0]) in _TENSORS and not (
+                spec[2] or value.is_nested or value.requires_grad
+            ):
+                if value.shape != spec[1]:
+                    return False
             else:
                 varies = spec[2] == 1
                 if not (is_flat or is_array(value) or (varies and isinstance(value, list | tuple) and value)):
@@ -209,6 +218,8 @@ class Schema:
                 try:
                     if _settle(value, varies=varies) != spec:
                         return False
+                    if is_plain_tensor(value):
+                        _TENSORS.add((type(value), value.dtype, spec[0]))
                 except SampleError:  # inferring the schema raises it again, and says where
                     return False
         return True
@@ -240,9 +251,6 @@ class Schema:
 
 def _settle(value: Any, *, varies: bool, advice: str = "") -> _FieldSpec:
     """Return what a sample's value settles of its field, which `varies` in length or not."""
-    dtype = None if varies else NUMBERS.get(type(value))
-    if dtype is not None and -_LARGEST <= value <= _LARGEST:
-        return dtype, (), 0  # as below, in a fraction of the time: a sample may have many of them
     if not varies and isinstance(value, Region | Encoded):
         # Every image has its own size, so the image itself settles what varies.
         return value.dtype, value.step, value.level

@@ -665,20 +665,14 @@ def _transpose(node: Node, values: Sequence[Any], columns: list[Sequence[Any]]) 
     if isinstance(node, Leaf):
         columns.append(values)
         return True
-    if node.template is not None or {*map(type, values)} != {node.kind}:
+    has_own_form = node.template is not None or {*map(type, values)} != {node.kind}
+    if has_own_form or {*map(len, values)} != {len(node.children)}:
         return False
-    if {*map(len, values)} != {len(node.children)}:
-        return False
-    parts: Iterable[Sequence[Any]] = zip(*values, strict=True)
     try:
-        if node.keys is not None:
-            parts = [[*map(itemgetter(key), values)] for key in node.keys]
-        if node.of_leaves:
-            columns += parts
-            return True
-        return all(map(_transpose, node.children, parts, repeat(columns)))
+        keyed = node.keys and [[*map(itemgetter(key), values)] for key in node.keys]
     except KeyError:
         return False
+    return all(map(_transpose, node.children, keyed or zip(*values, strict=True), repeat(columns)))
 
 
 def _set_aside(
