@@ -123,7 +123,7 @@ def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
         return None
     # A class that does not call PyTorch's `__init__`, as Accelerate's, may lack them.
-    size, drop_last, grouped = (getattr(batches, name, None) for name in _OF_BATCHES)
+    size, drop_last, grouped = [getattr(batches, name, None) for name in _OF_BATCHES]
     return size, drop_last, id(grouped)
 
 

@@ -37,7 +37,6 @@ UNFIT = (TypeError, ValueError, AttributeError, OverflowError, NotImplementedErr
 """What writing a sample raises if it does not fit its field unchanged, and has to be converted."""
 
 SAMPLE_TYPES = (tuple, list)
-Columns = Sequence[Sequence[Any]]
 
 
 class SampleRows:
@@ -117,7 +116,9 @@ class SampleRows:
                     self._convert_and_write(target, index, value)
         return index + 1
 
-    def write_columns(self, views: SlotViews, columns: Columns, start: int, stop: int) -> None:
+    def write_columns(
+        self, views: SlotViews, columns: Sequence[Sequence[Any]], start: int, stop: int
+    ) -> None:
         """Write samples, given the values of each field, into rows `start` to `stop`.
 
         Samples of a stream have no columns: it may use the same memory for each, and fail after some.
@@ -240,7 +241,7 @@ because the other cores belong to the loop."""
 _dtype_of, _requires_grad = attrgetter("dtype"), attrgetter("requires_grad")
 
 
-def _write_columns(targets: list[Target], columns: Columns, start: int, stop: int) -> bool:
+def _write_columns(targets: list[Target], columns: Sequence[Sequence[Any]], start: int, stop: int) -> bool:
     """Write samples field by field; return False if any of them has to be written by itself.
 
     PyTorch stacks a field's tensors in one call: 32 rows of 784 floats take 6 µs, and one by one 28 µs.

@@ -665,14 +665,18 @@ def _transpose(node: Node, values: Sequence[Any], columns: list[Sequence[Any]]) 
     if isinstance(node, Leaf):
         columns.append(values)
         return True
-    has_own_form = node.template is not None or {*map(type, values)} != {node.kind}
-    if has_own_form or {*map(len, values)} != {len(node.children)}:
+    if node.template is not None or {*map(type, values)} != {node.kind}:
         return False
     try:
-        keyed = node.keys and [[*map(itemgetter(key), values)] for key in node.keys]
-    except KeyError:
+        if node.keys is None:
+            parts: list[Sequence[Any]] = [*zip(*values, strict=True)]
+        elif {*map(len, values)} == {len(node.keys)}:
+            parts = [[*map(itemgetter(key), values)] for key in node.keys]
+        else:
+            return False
+    except (KeyError, ValueError):
         return False
-    return all(map(_transpose, node.children, keyed or zip(*values, strict=True), repeat(columns)))
+    return len(parts) == len(node.children) and all(map(_transpose, node.children, parts, repeat(columns)))
 
 
 def _set_aside(

@@ -19,14 +19,8 @@ from gpuloader.fields.spec import plain_indices
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
 from gpuloader.sources.frameworks import answering_threads
+from gpuloader.system import threads
 from gpuloader.system.cores import bind
-from gpuloader.system.threads import (
-    LONGEST_WAIT,
-    StartedThread,
-    deferred_interrupt,
-    start_thread,
-    this_thread,
-)
 from gpuloader.watch.meter import WORKER, mark
 
 # A job, and the start and stop of the part of its samples that a thread fetches or writes.
@@ -55,7 +49,7 @@ class ThreadWorkers:
 
     def __post_init__(self) -> None:
         self._process = os.getpid()
-        self._threads: list[StartedThread] = []
+        self._threads: list[threads.StartedThread] = []
         self._queues: list[Tasks] = [SimpleQueue() for _ in range(len(self.streams) or 1)]
         self._at_work: list[Task | None] = []  # what each thread is doing
         self._failures: list[LoaderError] = []
@@ -71,8 +65,8 @@ class ThreadWorkers:
         try:
             for number in range(len(self._threads), len(self._threads) + count):
                 self._at_work.append(None)
-                with deferred_interrupt():  # nobody would wait for a thread that is not recorded
-                    self._threads.append(start_thread(f"{WORKER}-{number}", self._work, number))
+                with threads.deferred_interrupt():  # nobody would wait for a thread that is not recorded
+                    self._threads.append(threads.start_thread(f"{WORKER}-{number}", self._work, number))
         except BaseException:
             self._end()
             raise
@@ -83,7 +77,7 @@ class ThreadWorkers:
         bind(setup.cores)
         seed = setup.worker_seed(epoch.seed, epoch.epoch, number, follows_torch=epoch.follows_torch)
         exchange_worker(WorkerInfo(number, setup.count, seed, setup.spec.source.dataset, setup.ranks))
-        this_thread.reads_for = epoch.owner
+        threads.this_thread.reads_for = epoch.owner
         with answering_threads():
             try:
                 if setup.init is not None:
@@ -123,9 +117,9 @@ class ThreadWorkers:
         while (staged := self.get_nowait()) is None:
             left = None if deadline is None else max(deadline - monotonic(), 0)
             try:
-                self.bell.get(timeout=None if left is None else min(left, LONGEST_WAIT))
+                self.bell.get(timeout=None if left is None else min(left, threads.LONGEST_WAIT))
             except Empty:
-                if left is not None and left <= LONGEST_WAIT:
+                if left is not None and left <= threads.LONGEST_WAIT:
                     break
         else:
             return staged

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuloader import Ragged, SampleError
-from gpuloader.batches.tree import Leaf, Tree, is_array
+from gpuloader.batches.tree import Leaf, Tree, array_columns, array_leaves, is_array, object_columns
 from tests.sample_sets import Pair
 
 leaves = st.integers() | st.floats(allow_nan=False) | st.booleans() | st.none()
@@ -226,3 +226,29 @@ def test_fields_of_a_dataclass_are_fields_of_a_batch_that_is_taken_apart():
     assert list(opened.flatten(sample)) == [words, "cat", 2]
     assert opened.build(["w", "x", "y"]) == {"a": Located("w", ["x", "y"])}
     assert [(leaf.name, leaf.is_array) for leaf in Tree.of(sample).leaves] == [("a", False)]
+
+
+NESTED = {"row": (1, "a"), "of": {"x": 2, "y": "b"}}
+
+
+@pytest.mark.parametrize("samples", [
+    [1, 2], ["a", "b"], [(1, "a"), (2, "b")], [{"x": 1}, {"x": 2}], [{"x": "a"}, {"x": "b"}],
+    [NESTED, {"of": {"y": "c", "x": 3}, "row": (4, "d")}], [Pair(1, "a"), Pair(2, "b")],
+], ids=repr)  # fmt: skip
+def test_columns_hold_what_the_leaves_of_each_sample_do(samples):
+    tree = Tree.of(samples[0])
+    by_field, by_sample = object_columns(tree, 2), object_columns(tree, 2)
+    columns = array_columns(tree, samples, 0, by_field)
+    leaves = [tuple(values) for values in array_leaves(tree, samples, 0, by_sample)]
+    assert [*zip(*columns, strict=True)] == [values for values in leaves if values]
+    assert by_field == by_sample
+
+
+@pytest.mark.parametrize("other", [
+    {"row": (1, "a")}, NESTED | {"z": 1}, {"row": (1, "a"), "off": NESTED["of"]}, NESTED | {"row": [1, "a"]},
+    NESTED | {"row": (1, "a", 2)}, NESTED | {"of": {"x": 1, "z": "b"}}, (1, 2),
+    collections.OrderedDict(NESTED),
+], ids=repr)  # fmt: skip
+def test_samples_of_which_one_differs_have_no_columns(other):
+    tree = Tree.of(NESTED)
+    assert array_columns(tree, [NESTED, other], 0, object_columns(tree, 2)) is None
