@@ -191,6 +191,8 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
             asked = str(Path(glob.escape(url), "**", pattern)) if is_folder else url
             # `Path.glob` does not accept absolute patterns.
             named = sorted(glob.glob(asked, recursive=True)) if is_pattern else [url]  # noqa: PTH207
+            if is_folder:  # of its folders, some may be named like files, as Spark names its tables
+                named = [one for one in named if not Path(one).is_dir()]
         if not named:
             raise SourceError(f"no file matches {asked}", url=url)
         found += named
@@ -406,7 +408,9 @@ class RemoteFile(io.RawIOBase):
         from fsspec.asyn import sync
 
         system = self._system
-        asked = {**system.kwargs.get("headers", {}), "Range": f"bytes={start}-{stop - 1}"}
+        # Some servers, such as nginx, compress what may be compressed, and then return no parts of it.
+        asked = {"Accept-Encoding": "identity", **system.kwargs.get("headers", {})}
+        asked["Range"] = f"bytes={start}-{stop - 1}"
 
         async def read() -> bytes:
             session = await system.set_session()
@@ -414,6 +418,9 @@ class RemoteFile(io.RawIOBase):
             how = {**system.kwargs, "headers": asked}
             async with session.get(system.encode_url(self._path), **how) as answer:
                 system._raise_not_found_for_status(answer, self._path)
+                total = answer.headers.get("Content-Range", "").rpartition("/")[2]
+                if total.isdigit() and int(total) != self._size:  # otherwise rows could be lost in silence
+                    raise ValueError(f"it had {self._size} bytes and has {total}: make a new dataset")
                 while len(found) <= stop - start and (piece := await answer.content.read(_PIECE)):
                     found += piece
             return bytes(found)

@@ -189,9 +189,12 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
             members.members = []  # otherwise tarfile would keep all of them
             end = members.offset
             found = _NAME.match(member.name)
-            if not member.isreg() or _SKIPPED.match(member.name):
+            if member.islnk():  # tar writes one for each further name of a file, and its sample would be lost
+                problem = f"{member.name!r} holds no bytes but a hard link to {member.linkname!r}"
+                raise DataFileError(f"{problem}; write the archive with tar --hard-dereference")
+            if not (member.isreg() or member.issym()) or _SKIPPED.match(member.name):
                 continue
-            if not found:
+            if not found or member.issym():
                 nameless = member.name
                 continue
             key, ending = found[1], found[2].lower()
@@ -215,7 +218,8 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
     if sample:
         yield sample
     elif nameless:
-        raise DataFileError(f"no member has an extension, such as .jpg, which names its field: {nameless!r}")
+        problem = "no member is a file with an extension, such as .jpg, which names its field"
+        raise DataFileError(f"{problem}: {nameless!r}")
 
 
 def expand(pattern: str) -> list[str]:
@@ -270,7 +274,9 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
         if name in ("__key__", "__url__"):
             continue
         if f".{ending}" in EXTENSIONS:
-            taken[stem or "image"] = Image(value, f"{where}.{name}")
+            if (stem := stem or "image") in taken:
+                raise ValueError(f"two members are the image {stem!r}: name one NAME.{ending}, or pass decode")
+            taken[stem] = Image(value, f"{where}.{name}")
         elif name == "cls":
             taken["label"] = int(value)
         else:

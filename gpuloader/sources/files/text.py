@@ -360,6 +360,8 @@ class JSONLDataset(TextDataset):
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:  # noqa: ARG002
         from pyarrow import BufferReader, json
 
+        if text.lstrip(self._blank + b"\xef\xbb\xbf").startswith(b"null"):  # which ends Arrow, and the process
+            raise DataFileError("expected a line with an object, got null")
         how = None
         if schema is not None:
             others = "error" if self._names is None else "ignore"

@@ -152,7 +152,7 @@ def is_nested(kind: pa.DataType) -> bool:
     (False, True)
     """
     inner = kind.value_type if _is_list(kind) else _fixed_shape(kind)[1]
-    return not _is_number(inner) and kind.num_fields > 0
+    return not _is_number(inner) and getattr(kind, "storage_type", kind).num_fields > 0
 
 
 def check_values(table: pa.Table, *, file: str | None = None, row_group: int | None = None) -> None:

@@ -49,10 +49,11 @@ def _running(handler):
 
 
 @contextmanager
-def serve(folder, drops=lambda tries: False, *, ranges=True, token=None, keeps=False):
+def serve(folder, drops=lambda tries: False, *, ranges=True, token=None, keeps=False, packs=False):
     """Serve the files of a folder until the block ends, in ranges or only whole, to those with the token.
 
-    With `keeps`, connections stay open for further requests.
+    With `keeps`, connections stay open for further requests. With `packs`, an answer that may be compressed
+    is the whole file, as from nginx.
     """
     served = Served(Path(folder), drops=drops)
 
@@ -81,7 +82,8 @@ def serve(folder, drops=lambda tries: False, *, ranges=True, token=None, keeps=F
             if token is not None and self.headers.get("Authorization") != token:
                 self.send_error(401)
                 return None
-            return send_head(self, served.folder / self.path.lstrip("/"), ranges=ranges)
+            is_whole = packs and "gzip" in self.headers.get("Accept-Encoding", "")
+            return send_head(self, served.folder / self.path.lstrip("/"), ranges=ranges and not is_whole)
 
         def log_message(self, *arguments):
             pass

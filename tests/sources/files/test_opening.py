@@ -208,6 +208,19 @@ class TestOverHttp:
             assert served.requests == 2
         assert no_waits == []
 
+    def test_a_server_that_packs_answers_is_asked_for_plain_ones(self, tmp_path, no_waits):
+        with serve(tmp_path, packs=True) as served, open_source(f"{served.url}/a") as file:
+            file.seek(100)
+            assert file.read(10) == self.BODY[100:110]
+
+    def test_a_file_of_another_size_is_an_error_at_once(self, tmp_path, no_waits):
+        with serve(tmp_path) as served, open_source(f"{served.url}/a") as file:
+            (tmp_path / "a").write_bytes(self.BODY + b"more")
+            problem = rf"/a: .*had {len(self.BODY)} bytes and has {len(self.BODY) + 4}: make a new dataset"
+            with pytest.raises(SourceError, match=problem):
+                file.read(10)
+        assert no_waits == []
+
     def test_an_endless_answer_is_cut_off(self, tmp_path):
         problem = pytest.raises(SourceError, match="does not return parts of files")
         with endless() as served, open_source(f"{served.url}/a") as file, problem:
@@ -216,7 +229,7 @@ class TestOverHttp:
 
 
 def test_folders_and_patterns_stand_for_files_in_order_of_their_names(tmp_path):
-    for name in ("b.parquet", "a.parquet", "more/c.parquet", "notes.txt", "odd[1].parquet"):
+    for name in ("b.parquet", "a.parquet", "more/c.parquet", "notes.txt", "odd[1].parquet", "table.parquet/part-0.parquet"):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
@@ -225,7 +238,13 @@ def test_folders_and_patterns_stand_for_files_in_order_of_their_names(tmp_path):
         found = find_files([str(tmp_path / name) for name in names], "*.parquet", PLAIN)
         return [str(Path(one).relative_to(tmp_path / "data")) for one in found]
 
-    assert find("data") == ["a.parquet", "b.parquet", "more/c.parquet", "odd[1].parquet"]
+    assert find("data") == [
+        "a.parquet",
+        "b.parquet",
+        "more/c.parquet",
+        "odd[1].parquet",
+        "table.parquet/part-0.parquet",
+    ]
     assert find("data/more", "data/[ab].parquet") == ["more/c.parquet", "a.parquet", "b.parquet"]
     assert find("data/odd[1].parquet") == ["odd[1].parquet"]  # a file of this name comes first
     assert find("data/missing.parquet") == ["missing.parquet"]  # opening it says what is wrong

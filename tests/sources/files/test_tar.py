@@ -182,10 +182,32 @@ def test_members_are_grouped_as_by_webdataset(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        (tarfile.LNKTYPE, "'2.txt' holds no bytes but a hard link to '1.txt'.*--hard-dereference"),
+        (tarfile.SYMTYPE, "no member is a file with an extension, .* '2.txt'"),
+    ],
+)
+def test_an_archive_whose_samples_are_links_is_an_error(tmp_path, kind, problem):
+    link = tarfile.TarInfo("2.txt")
+    link.type, link.linkname = kind, "1.txt"
+    with tarfile.open(tmp_path / "a.tar", "w") as file:
+        file.addfile(link)
+    with pytest.raises(DataFileError, match=rf"a\.tar: {problem}"):
+        list(TarDataset(tmp_path / "a.tar"))
+
+
+def test_two_images_of_one_name_are_an_error(tmp_path):
+    path = write_tar(tmp_path / "a.tar", [("1.jpg", b"a"), ("1.png", b"b")])
+    with pytest.raises(ValueError, match="two members are the image 'image'"):
+        list(TarDataset(path, "image"))
+
+
+@pytest.mark.parametrize(
     ("names", "problem"),
     [
         (["1.cls", "1.CLS"], "one sample has two members .* '1.CLS'.*rename one"),
-        (["images/0001", "images/0002"], "no member has an extension, .* 'images/0002'"),
+        (["images/0001", "images/0002"], "no member is a file with an extension, .* 'images/0002'"),
     ],
 )
 def test_members_that_make_no_samples_are_an_error(tmp_path, names, problem):

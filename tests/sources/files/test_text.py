@@ -174,6 +174,19 @@ def test_columns_types_delimiters_and_headers(tmp_path):
     assert (batch["n"].tolist(), batch["t"]) == ([1, 2], ['5" pipe', "b"])
 
 
+@pytest.mark.parametrize("workers", [INLINE, ONE_THREAD], ids=name_workers)
+def test_a_column_without_a_name(tmp_path, workers):
+    path = tmp_path / "a.csv"
+    path.write_text(",size,name\n0,5,a\n1,6,b\n")  # as pandas writes a table with its index
+    [batch] = load(CSVDataset(path), workers)
+    assert [list(batch), batch[""].tolist(), batch["size"].tolist(), batch["name"]] == [
+        ["", "size", "name"],
+        [0, 1],
+        [5, 6],
+        ["a", "b"],
+    ]
+
+
 def test_json_lists_and_missing_fields(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text('{"ids": [1, 2], "t": null}\n\n{"ids": [], "t": "x", "later": 1}')
@@ -194,6 +207,7 @@ def test_json_lists_and_missing_fields(tmp_path):
         (CSVDataset, "a,b\n1,2\n,3\n", {}, "column 'a': 1 of 2 values is null"),
         (CSVDataset, "", {}, "no rows that tell"),
         (JSONLDataset, '{"a": 1}\n[2]\n', {}, "changed from object to array"),
+        (JSONLDataset, '\ufeff\n null\n{"a": 1}\n', {}, "expected a line with an object, got null"),
         (JSONLDataset, f'{{"a": 1{" " * 999}}}\n' * 2_000 + '{"b": 2}\n', {}, "unexpected field"),
         (JSONLDataset, '{"a": 1}\n{"a": null}\n', {}, "column 'a': 1 of 2 values is null"),
         (JSONLDataset, "\n", {}, "no rows that tell"),
