@@ -275,7 +275,7 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
             continue
         if f".{ending}" in EXTENSIONS:
             if (stem := stem or "image") in taken:
-                raise ValueError(f"two members are the image {stem!r}: name one NAME.{ending}, or pass decode")
+                raise ValueError(f"two members are the image {stem!r}: rename one to NAME.{ending}")
             taken[stem] = Image(value, f"{where}.{name}")
         elif name == "cls":
             taken["label"] = int(value)

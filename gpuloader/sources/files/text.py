@@ -360,7 +360,7 @@ class JSONLDataset(TextDataset):
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:  # noqa: ARG002
         from pyarrow import BufferReader, json
 
-        if text.lstrip(self._blank + b"\xef\xbb\xbf").startswith(b"null"):  # which ends Arrow, and the process
+        if text.lstrip(self._blank + b"\xef\xbb\xbf").startswith(b"null"):  # on which Arrow crashes
             raise DataFileError("expected a line with an object, got null")
         how = None
         if schema is not None:

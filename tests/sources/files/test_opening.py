@@ -229,7 +229,8 @@ class TestOverHttp:
 
 
 def test_folders_and_patterns_stand_for_files_in_order_of_their_names(tmp_path):
-    for name in ("b.parquet", "a.parquet", "more/c.parquet", "notes.txt", "odd[1].parquet", "table.parquet/part-0.parquet"):
+    names = ("b.parquet", "a.parquet", "more/c.parquet", "notes.txt", "odd[1].parquet")
+    for name in (*names, "table.parquet/part-0.parquet"):
         path = tmp_path / "data" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
