@@ -59,6 +59,8 @@ def _plain(value: Any) -> Any:
         file = io.BytesIO()
         value.save(file, "PNG")
         return file.getvalue()
+    if np.ma.is_masked(value):
+        raise ValueError("masked elements cannot be written: fill them, and write the mask as another field")
     return as_array(value) if is_tensor(value) else value
 
 

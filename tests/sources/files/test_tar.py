@@ -10,7 +10,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from gpuloader import DataFileError, DataLoader, SampleError, TarDataset
+from gpuloader import DataFileError, DataLoader, SampleError, TarDataset, write_shards
 from gpuloader.sources.files.tar import expand
 from tests.fetch.faulty import run_program
 from tests.sources.files.tar_files import write_tar
@@ -195,6 +195,14 @@ def test_an_archive_whose_samples_are_links_is_an_error(tmp_path, kind, problem)
         file.addfile(link)
     with pytest.raises(DataFileError, match=rf"a\.tar: {problem}"):
         list(TarDataset(tmp_path / "a.tar"))
+
+
+@pytest.mark.parametrize("format", ["tar", "parquet"])
+def test_masked_elements_are_not_written(tmp_path, format):
+    if format == "parquet":
+        pytest.importorskip("pyarrow")
+    with pytest.raises(SampleError, match="masked elements cannot be written"):
+        write_shards([{"x": np.ma.masked_array([1, 2], [0, 1])}], tmp_path, format=format)
 
 
 def test_two_images_of_one_name_are_an_error(tmp_path):
