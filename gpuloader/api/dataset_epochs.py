@@ -334,6 +334,13 @@ class DatasetEpochs(Epochs):
             position.total, position.dealt = self._count_all(), batching.is_dealt
         return position
 
+    def restart(self) -> Position:
+        """Return the start of the next epoch, in the order that a loaded state has for it."""
+        position, resumed = self.start(self.next_epoch), self._resumed
+        if resumed is not None:
+            position.seed, position.torch_order = resumed.seed, resumed.torch_order
+        return position
+
     def find_own(self, positions: Sequence[Position]) -> Position:
         """Return this rank's position, given those of all ranks of a run, which may have been more or fewer.
 
@@ -497,8 +504,8 @@ class DatasetEpochs(Epochs):
         return (batching.division or ALONE).count(samples, batching.size or 1, drop_last=drop_last)
 
     def list_batches(self) -> Iterator[list[Any]]:
-        """Yield the indices of each batch of an epoch that would begin now, over all places of this rank."""
-        position, batching = self._resumed or self.start(self._next), self.plan.batching.settle()
+        """Yield the indices of each batch of the next epoch, from its start, over all places of this rank."""
+        position, batching = self.restart(), self.plan.batching.settle()
         if self.plan.batching.sharding is not None:
             self._number_batches(position, batching)
         order = position.torch_order or self._draw_order(position.epoch, batching)

@@ -36,9 +36,26 @@ class PreparedLoader:
         """Return the number of steps in an epoch."""
         return len(self.loader)
 
+    @property
+    def total_batch_size(self) -> int:
+        """The number of samples in a step of all processes."""
+        epochs = self.loader._epochs
+        return (epochs.plan.batching.size or 1) * epochs.ranks[1]
+
+    @property
+    def kind(self) -> type:
+        """Accelerate's own kind of loader."""
+        from accelerate.data_loader import DataLoaderShard
+
+        return DataLoaderShard  # type: ignore[no-any-return]
+
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and tell Accelerate where it ends."""
         known = _make_known()  # for each loop: Accelerate keeps a stack of the loaders that run
+        if (generator := self.loader._epochs.plan.batching.torch_generator) is not None:
+            from accelerate.utils import synchronize_rng_states
+
+            synchronize_rng_states(["generator"], generator)  # ranks may have seeded theirs differently
         steps = itertools.islice(self._iterate(), self._skipped, None)
         self._skipped = 0
         known.begin()
@@ -67,7 +84,8 @@ class PreparedLoader:
 
     def skip(self, steps: int) -> None:
         """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""
-        state = self.loader.state_dict()
+        # From its start, because programs count from there after they have loaded a state.
+        state = {"seed": None} | self.loader._epochs.restart().to_json()
         # Skipping changes only the position; the items of an iterable dataset have to be read.
         settled = self.loader._epochs.plan.batching.settle()
         if "position" in state:
@@ -76,7 +94,6 @@ class PreparedLoader:
             state["batches"] += steps * (settled.step if settled.is_dealt else state.get("shards", 1))
         else:
             self._skipped = steps
-            return
         self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
@@ -201,5 +218,5 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     >>> skip_first_batches(loader, 1).state_dict()["batches"]
     1
     """
-    loader.skip(check_whole("num_batches", num_batches, 2**63))
+    getattr(loader, "_prepared", loader).skip(check_whole("num_batches", num_batches, 2**63))
     return loader

@@ -392,8 +392,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if self._prepared is None:
             from accelerate.state import PartialState  # certainly installed: only Accelerate asks
 
-            state, options = PartialState(), self._options
-            own = [one for one, usual in _OWN_OPTIONS.items() if (getattr(options, one) or None) != usual]
+            state, options, own = PartialState(), self._options, self._name_own_options()
             placed = state.device.type in ("cpu", "cuda") and not options.static
             divided = state.num_processes == 1 or self._epochs.plan.batching.is_divided
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
@@ -407,7 +406,6 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
                     warn(_READ_BY_PYTORCH, UserWarning, 1)
-                    self._reopen({"shard": None})  # its batch sampler yields what Accelerate divides
                     if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
@@ -418,6 +416,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             self._prepared = PreparedLoader(self)
             self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
             self.use_stateful_dataloader = True  # makes `save_state` ask for the state
+            self.device, self.total_batch_size = state.device, self._prepared.total_batch_size
+            self.synchronized_generator = options.generator
+            if isinstance(batches := self.batch_sampler, UpcomingBatches):
+                batches.lead_to(self._epochs, counts=True)  # for `skip_first_batches`, which reads them
         return True
 
     @_is_accelerate_prepared.setter
@@ -425,10 +427,38 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         """Accept Accelerate's note that it has prepared the loader."""
 
     def _take_rank(self, rank: int, ranks: int) -> None:
-        """Divide for this rank, which 'auto' does not do under Accelerate without a seed."""
+        """Divide for this rank, which 'auto' does not do under Accelerate."""
         options = self._options
-        if ranks > 1 and options.seed is None and self._epochs.plan.batching.undivided is not None:
-            self._reopen({"shard": (rank, ranks), "seed": 0 if options.generator is None else None})
+        seed = 0 if options.seed is None and options.generator is None else options.seed
+        if ranks > 1 and self._epochs.plan.batching.undivided is not None:
+            self._reopen({"shard": (rank, ranks), "seed": seed})
+
+    # `accelerate.skip_first_batches` asks for these. It makes a loader that knows where an epoch ends only
+    # from one of its own kind, and that loader reads with PyTorch's.
+
+    @property
+    def __class__(self) -> Any:
+        """Accelerate's kind of loader once it is prepared."""
+        return type(self) if self._prepared is None else self._prepared.kind
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object.__new__, (type(self),), self.__getstate__()  # pickle would compare `__class__`
+
+    @property
+    def iteration(self) -> int:
+        """The number of the next epoch, by Accelerate's name."""
+        return self._epochs.next_epoch
+
+    @property
+    def rng_types(self) -> list[str]:
+        """What Accelerate makes alike on all processes when an epoch begins."""
+        own = [one for one in self._name_own_options() if one != "cache"]
+        if own:
+            raise TypeError(_CANNOT_SKIP.format(", ".join(own)))
+        return [] if self._epochs.plan.batching.torch_generator is None else ["generator"]
+
+    def _name_own_options(self) -> list[str]:
+        return [one for one, usual in _OWN_OPTIONS.items() if (getattr(self._options, one) or None) != usual]
 
     def _name_own_source(self) -> list[str]:
         """Return the class of the dataset or sampler with which a PyTorch loader would not do the same."""
@@ -499,11 +529,13 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
             del sampler.set_epoch  # it leads to the previous epochs
         framework = self._framework._replace(make_sampler=lambda *_, **__: sampler)
+        if changes.keys() <= {"places", "shard", "seed"}:
+            framework = framework._replace(describe=lambda *_, **__: before.plan.source)
         self._open(dataclasses.replace(self._options, **changes), framework)
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes
         if isinstance(batches, UpcomingBatches):
-            batches.lead_to(before if replaced else self._epochs, counts=replaced)
+            batches.lead_to(before if replaced else self._epochs, counts=replaced or self._prepared is not None)
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
         self.__dict__.update(shown)
@@ -534,6 +566,10 @@ _IGNORES = (
 _OWN_ORDER = (
     "this loader reads, in an order that may not be Accelerate's, because a PyTorch loader, with which "
     "Accelerate would read, could not do the same with {}. Pass a seed to keep this order without the warning"
+)
+_CANNOT_SKIP = (
+    "Accelerate's skip_first_batches reads with a PyTorch loader, which lacks {}: pass the loader to "
+    "gpuloader.accelerate.skip_first_batches instead"
 )
 _REDRAWS = (
     "the loader does not use the state_dict of {name}, of type {kind}: to resume, it asks for the epoch's "

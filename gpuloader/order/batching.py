@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -418,8 +417,7 @@ class Batching(NamedTuple):
         sharding = Sharding.of(shard, uneven)
         if not insists:
             # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
-            find = partial(find_torch_rank, seeded=self.seed is not None)
-            sharding, self = sharding._replace(find=find), self._replace(find=find)
+            sharding, self = sharding._replace(find=find_torch_rank), self._replace(find=find_torch_rank)
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:

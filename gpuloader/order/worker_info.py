@@ -54,11 +54,11 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     return 0, 1
 
 
-def find_torch_rank(*, seeded: bool = False) -> tuple[int, int]:
+def find_torch_rank() -> tuple[int, int]:
     """Return the rank and world size of a PyTorch run; (0, 1) if there is none, and in case of doubt.
 
-    Under Accelerate, only a loader that is `seeded` divides: Accelerate divides those that it prepares, and
-    the program means to read the others whole.
+    Under Accelerate, loaders are divided when they are prepared, and the program means to read the others
+    whole.
 
     >>> from unittest.mock import patch
     >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
@@ -66,12 +66,13 @@ def find_torch_rank(*, seeded: bool = False) -> tuple[int, int]:
     (0, 1)
     """
     accelerate = sys.modules.get("accelerate.state")
-    if not seeded and accelerate is not None and accelerate.is_initialized():
+    if accelerate is not None and accelerate.PartialState._shared_state:
         return 0, 1
     try:
         # Not Slurm's and MPI's variables: a single process in a batch script inherits them, and PyTorch
-        # itself does not read them.
-        return find_rank(_LAUNCHERS[:1])
+        # itself does not read them. And without a process group, a program that imports Accelerate may yet
+        # begin to use it; until then a loader has the length that it has afterwards.
+        return find_rank(_LAUNCHERS[: accelerate is None])
     except ValueError:
         return 0, 1
 
