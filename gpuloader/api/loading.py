@@ -73,7 +73,7 @@ class Framework(NamedTuple):
     # What `pin_memory` does to a batch in host memory.
     pin: Callable[[Any], Any] | None = None
     iteration: type[Iteration] = Iteration  # the class of the loader's iterators
-    describe: Callable[..., Source] = describe  # a loader that opens again keeps what it has found
+    find: Callable[..., Source] = describe  # finds out how a dataset is read; a loader that opens again knows
 
 
 class LoadingPlan(NamedTuple):
@@ -111,7 +111,7 @@ def decide(options: Options, framework: Framework) -> LoadingPlan:
         options.pad or options.ragged or options.transforms or options.feed_list or options.decode
     ):
         reads = "as torch"
-    source = framework.describe(options.dataset, by_key=by_key, encoded=options.decode is not None, reads=reads)
+    source = framework.find(options.dataset, by_key=by_key, encoded=options.decode is not None, reads=reads)
     in_chunks = options.shuffle == CHUNKS
     if in_chunks:  # a cache is filled in order, from the dataset itself
         chunks = by_chunks(source)

@@ -27,7 +27,8 @@ class PreparedLoader:
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader = loader
+        self.loader, epochs = loader, loader._epochs
+        self.total_batch_size = (epochs.plan.batching.size or 1) * epochs.ranks[1]  # by Accelerate's name
         self._iterate: Callable[[], Iterator[Any]] = partial(iter, loader)
         self._state: dict[str, Any] | None = None
         self._skipped = 0
@@ -35,19 +36,6 @@ class PreparedLoader:
     def __len__(self) -> int:
         """Return the number of steps in an epoch."""
         return len(self.loader)
-
-    @property
-    def total_batch_size(self) -> int:
-        """The number of samples in a step of all processes."""
-        epochs = self.loader._epochs
-        return (epochs.plan.batching.size or 1) * epochs.ranks[1]
-
-    @property
-    def kind(self) -> type:
-        """Accelerate's own kind of loader."""
-        from accelerate.data_loader import DataLoaderShard
-
-        return DataLoaderShard  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and tell Accelerate where it ends."""
@@ -121,13 +109,12 @@ class PreparedLoader:
 
 def _make_known() -> Any:
     """Return the state that Accelerate keeps about a loader while it is looped over."""
-    from accelerate.data_loader import DataLoaderStateMixin
-    from accelerate.state import GradientState
+    from accelerate import data_loader, state
 
-    class Known(DataLoaderStateMixin):  # type: ignore[misc]
+    class Known(data_loader.DataLoaderStateMixin):  # type: ignore[misc]
         """The end of an epoch, as Accelerate finds it in its `GradientState`."""
 
-        gradient_state = GradientState()
+        gradient_state = state.GradientState()
         _drop_last = True  # repeated samples at the end of an epoch are counted here, not by Accelerate
 
     return Known()

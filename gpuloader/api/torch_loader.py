@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any, ParamSpec
@@ -287,11 +286,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         **options: Any,
     ) -> None:
         # PyTorch only asks whether they are true, and programs pass 0 and 1. Other numbers are misplaced.
-        flags: dict[str, Any] = {
-            "shuffle": shuffle,
-            "persistent_workers": persistent_workers,
-            "in_order": in_order,
-        }
+        flags: Any = {"shuffle": shuffle, "persistent_workers": persistent_workers, "in_order": in_order}
         flags = {name: bool(flag) if flag in (0, 1) else flag for name, flag in flags.items()}
         if generator is not None and not is_torch_generator(generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
@@ -390,11 +385,11 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     def _is_accelerate_prepared(self) -> bool:
         """Whether Accelerate takes the loader as it is; Accelerate asks while it prepares the loader."""
         if self._prepared is None:
-            from accelerate.state import PartialState  # certainly installed: only Accelerate asks
+            from accelerate import data_loader, state  # certainly installed: only Accelerate asks
 
-            state, options, own = PartialState(), self._options, self._name_own_options()
-            placed = state.device.type in ("cpu", "cuda") and not options.static
-            divided = state.num_processes == 1 or self._epochs.plan.batching.is_divided
+            process, options, own = state.PartialState(), self._options, self._name_own_options()
+            placed = process.device.type in ("cpu", "cuda") and not options.static
+            divided = process.num_processes == 1 or self._epochs.plan.batching.is_divided
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
             if not (placed and divided) or options.shard is None:
                 if own:
@@ -410,14 +405,16 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
                 warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
-            if state.device.type != "cpu":
-                self._reopen({"places": state.device})
-            self._take_rank(state.process_index, state.num_processes)
+            if process.device.type != "cpu":
+                self._reopen({"places": process.device})
+            self._take_rank(process.process_index, process.num_processes)
             self._prepared = PreparedLoader(self)
             self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
+            self._kind, self.device = data_loader.DataLoaderShard, process.device
             self.use_stateful_dataloader = True  # makes `save_state` ask for the state
-            self.device, self.total_batch_size = state.device, self._prepared.total_batch_size
-            self.synchronized_generator = options.generator
+            self.total_batch_size = self._prepared.total_batch_size
+            self.synchronized_generator = self._epochs.plan.batching.torch_generator
+            self.rng_types = [] if self.synchronized_generator is None else ["generator"]
             if isinstance(batches := self.batch_sampler, UpcomingBatches):
                 batches.lead_to(self._epochs, counts=True)  # for `skip_first_batches`, which reads them
         return True
@@ -436,10 +433,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     # `accelerate.skip_first_batches` asks for these. It makes a loader that knows where an epoch ends only
     # from one of its own kind, and that loader reads with PyTorch's.
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """Accelerate's kind of loader once it is prepared."""
-        return type(self) if self._prepared is None else self._prepared.kind
+        return type(self) if self._prepared is None else self._kind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (type(self),), self.__getstate__()  # pickle would compare `__class__`
@@ -447,15 +444,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     @property
     def iteration(self) -> int:
         """The number of the next epoch, by Accelerate's name."""
+        if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
+            raise TypeError(_IGNORES.format(", ".join(own)))
         return self._epochs.next_epoch
-
-    @property
-    def rng_types(self) -> list[str]:
-        """What Accelerate makes alike on all processes when an epoch begins."""
-        own = [one for one in self._name_own_options() if one != "cache"]
-        if own:
-            raise TypeError(_CANNOT_SKIP.format(", ".join(own)))
-        return [] if self._epochs.plan.batching.torch_generator is None else ["generator"]
 
     def _name_own_options(self) -> list[str]:
         return [one for one, usual in _OWN_OPTIONS.items() if (getattr(self._options, one) or None) != usual]
@@ -530,12 +521,12 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             del sampler.set_epoch  # it leads to the previous epochs
         framework = self._framework._replace(make_sampler=lambda *_, **__: sampler)
         if changes.keys() <= {"places", "shard", "seed"}:
-            framework = framework._replace(describe=lambda *_, **__: before.plan.source)
+            framework = framework._replace(find=lambda *_, **__: before.plan.source)
         self._open(dataclasses.replace(self._options, **changes), framework)
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes
         if isinstance(batches, UpcomingBatches):
-            batches.lead_to(before if replaced else self._epochs, counts=replaced or self._prepared is not None)
+            batches.lead_to(before if replaced else self._epochs, counts=replaced or batches._counts)
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
         self.__dict__.update(shown)
@@ -561,15 +552,12 @@ _READ_BY_PYTORCH = (
 )
 _IGNORES = (
     "Accelerate reads with a PyTorch loader made from this one, which ignores its options {}: leave them "
-    "out, or loop over the loader without preparing it"
+    "out, or loop over the loader without preparing it. To skip batches with these options, pass what "
+    "prepare returned to gpuloader.accelerate.skip_first_batches"
 )
 _OWN_ORDER = (
     "this loader reads, in an order that may not be Accelerate's, because a PyTorch loader, with which "
     "Accelerate would read, could not do the same with {}. Pass a seed to keep this order without the warning"
-)
-_CANNOT_SKIP = (
-    "Accelerate's skip_first_batches reads with a PyTorch loader, which lacks {}: pass the loader to "
-    "gpuloader.accelerate.skip_first_batches instead"
 )
 _REDRAWS = (
     "the loader does not use the state_dict of {name}, of type {kind}: to resume, it asks for the epoch's "
@@ -601,25 +589,11 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
     """The batch sampler of a loader, which is also PyTorch's ``BatchSampler``."""
 
     _plain = TorchBatchSampler
+    even_batches = True  # Accelerate's `join_uneven_inputs` sets it; ranks have equally many in any case
 
     def __new__(cls, sampler: Any, batch_size: int, drop_last: bool, epochs: Any = None) -> Any:
         # Lightning makes another batch sampler of the same class around its own sampler.
         return TorchBatchSampler(sampler, batch_size, drop_last) if epochs is None else super().__new__(cls)
-
-    @property
-    def even_batches(self) -> bool:
-        """Whether all ranks have equally many batches; Accelerate's `join_uneven_inputs` sets this."""
-        return True
-
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        if not value:
-            warnings.warn(
-                "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many "
-                "batches, and the last ones repeat the first samples; uneven='drop' drops the rest instead",
-                UserWarning,
-                stacklevel=2,
-            )
 
 
 DataLoader._upcoming = _UpcomingBatches

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,15 +67,14 @@ def find_torch_rank() -> tuple[int, int]:
     (0, 1)
     """
     accelerate = sys.modules.get("accelerate.state")
-    if accelerate is not None and accelerate.PartialState._shared_state:
-        return 0, 1
-    try:
+    with suppress(ValueError):
+        if accelerate is not None and accelerate.PartialState._shared_state:
+            return 0, 1
         # Not Slurm's and MPI's variables: a single process in a batch script inherits them, and PyTorch
         # itself does not read them. And without a process group, a program that imports Accelerate may yet
         # begin to use it; until then a loader has the length that it has afterwards.
         return find_rank(_LAUNCHERS[: accelerate is None])
-    except ValueError:
-        return 0, 1
+    return 0, 1
 
 
 def _count_on_nodes() -> int:
