@@ -37,7 +37,8 @@ class UpcomingBatches(BatchSampler):
     """The indices of the batches that a loader's next epoch will deliver on this rank.
 
     So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
-    batches, reads what the loader itself would read. Iterating begins no epoch of the loader. If the epoch
+    batches, reads what the loader itself would read. They are listed from the epoch's start, also if a state
+    is loaded, because programs skip from there. Iterating begins no epoch of the loader. If the epoch
     draws its order as PyTorch does, each iteration draws another one, as PyTorch's samplers do.
 
     Examples

@@ -412,6 +412,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
             self._kind, self.device = data_loader.DataLoaderShard, process.device
             self.use_stateful_dataloader = True  # makes `save_state` ask for the state
+            # What users, and `skip_first_batches` below, find at Accelerate's own loaders.
             self.total_batch_size = self._prepared.total_batch_size
             self.synchronized_generator = self._epochs.plan.batching.torch_generator
             self.rng_types = [] if self.synchronized_generator is None else ["generator"]
@@ -425,8 +426,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
 
     def _take_rank(self, rank: int, ranks: int) -> None:
         """Divide for this rank, which 'auto' does not do under Accelerate."""
-        options = self._options
-        seed = 0 if options.seed is None and options.generator is None else options.seed
+        seed = 0 if self._options.seed is self._options.generator is None else self._options.seed
         if ranks > 1 and self._epochs.plan.batching.undivided is not None:
             self._reopen({"shard": (rank, ranks), "seed": seed})
 
@@ -552,8 +552,7 @@ _READ_BY_PYTORCH = (
 )
 _IGNORES = (
     "Accelerate reads with a PyTorch loader made from this one, which ignores its options {}: leave them "
-    "out, or loop over the loader without preparing it. To skip batches with these options, pass what "
-    "prepare returned to gpuloader.accelerate.skip_first_batches"
+    "out, loop over the loader without preparing it, or use gpuloader.accelerate.skip_first_batches to skip"
 )
 _OWN_ORDER = (
     "this loader reads, in an order that may not be Accelerate's, because a PyTorch loader, with which "

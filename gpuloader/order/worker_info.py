@@ -68,12 +68,11 @@ def find_torch_rank() -> tuple[int, int]:
     """
     accelerate = sys.modules.get("accelerate.state")
     with suppress(ValueError):
-        if accelerate is not None and accelerate.PartialState._shared_state:
-            return 0, 1
         # Not Slurm's and MPI's variables: a single process in a batch script inherits them, and PyTorch
         # itself does not read them. And without a process group, a program that imports Accelerate may yet
         # begin to use it; until then a loader has the length that it has afterwards.
-        return find_rank(_LAUNCHERS[: accelerate is None])
+        if accelerate is None or not accelerate.PartialState._shared_state:
+            return find_rank(_LAUNCHERS[: accelerate is None])
     return 0, 1
 
 

@@ -127,7 +127,7 @@ class TestTheSamplersEpoch:
         begun = iter(loader)
         next(begun)
         loader.load_state_dict(loader.state_dict())
-        assert list(loader.batch_sampler) == upcoming[1:]
+        assert list(loader.batch_sampler) == upcoming  # programs skip batches from its start
 
     def test_after_a_whole_epoch_begins_the_next(self):
         """A checkpoint that Lightning writes after an epoch's last step holds a state that is not ended."""

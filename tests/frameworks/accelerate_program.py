@@ -5,6 +5,7 @@ Each rank writes what it has seen to a file. One program does both, since what b
 
 import contextlib
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -13,7 +14,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
+from accelerate.data_loader import prepare_data_loader
 from accelerate.state import AcceleratorState, GradientState
 from accelerate.test_utils.scripts import test_script, test_sync
 from accelerate.utils import DataLoaderConfiguration
@@ -65,6 +67,7 @@ OPTIONS = {
     "skip": 0,
     "torchs": False,  # train with PyTorch's own loader
     "rate": 0.0,  # the learning rate
+    "direct": False,  # pass it to the function that accelerator.prepare calls
     "join": False,  # train within join_uneven_inputs, as on several GPUs
 }
 
@@ -111,11 +114,16 @@ def load(options):
     settings = {"batch_size": 4, "places": "cpu", "output": "torch", "shuffle": True, **options.loader}
     if options.torchs:
         kind, settings = torch.utils.data.DataLoader, {"batch_size": 4, "shuffle": True}
+    if "generator" in settings:
+        settings["generator"] = torch.Generator().manual_seed(int(os.environ["RANK"]))
     torch.manual_seed(3)
     return kind(Numbers(options.count), **settings)
 
 
 def train(folder, name, options, loader):
+    lengths = [len(loader)]
+    PartialState(cpu=True)
+    lengths.append(len(loader))
     state = folder / options.state if options.state else None
     accelerator = Accelerator(
         cpu=True,
@@ -131,6 +139,9 @@ def train(folder, name, options, loader):
             plain = torch.utils.data.DataLoader(torch.arange(float(options.count)), batch_size=4)
             model, optimizer, prepared = accelerator.prepare(model, optimizer, plain)
             batches = gpuloader.prefetch(prepared, places="cpu", prefetch=3)
+        elif options.direct:
+            model, optimizer = accelerator.prepare(model, optimizer)
+            batches = prepare_data_loader(loader, put_on_device=True)
         elif options.plain:
             model, optimizer, batches = accelerator.prepare(model, optimizer, loader)
             kept = type(loader) is gpuloader.DataLoader or options.loader.keys() & {"seed", "cache"}
@@ -177,9 +188,10 @@ def train(folder, name, options, loader):
             accelerator.save_state(state)
     found["steps"] = optimizer.optimizer.count
     found["length"], found["epochs"] = len(batches), loader.dataset.epochs
+    found["count"] = options.count
+    found["lengths"], found["total"] = lengths, getattr(batches, "total_batch_size", None)
     heard = [str(one.message) for one in caught]
     found["warnings"] = [text for text in heard if "shard=" in text or "could not" in text]
-    found["joined"] = sum("even_batches=False has no effect" in text for text in heard)
     (folder / f"{name}.{accelerator.process_index}").write_text(json.dumps(found))
     accelerator.wait_for_everyone()
 

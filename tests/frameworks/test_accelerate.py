@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import pickle
 import warnings
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from accelerate.state import AcceleratorState
 from accelerate.utils import DataLoaderConfiguration
 from torch.utils import data as theirs
 
-import gpuloader
+import gpuloader.accelerate
 from gpuloader import torch as ours
 from gpuloader.transforms import Cast
 
@@ -43,6 +44,8 @@ RUNS = {
     "undivided": {"loader": {"shard": None}, "plain": True, "epochs": 1},
     "unseeded": {"loader": {}, "plain": True, "count": 45, "accumulate": 3},
     "learns": {**LEARNS, "loader": {"cache": "host"}},
+    "generators": {**LEARNS, "loader": {"cache": "host", "generator": True}},
+    "direct": {**SEEDED, "direct": True, "count": 24},
     **{
         f"learns {whose} {config}": {**LEARNS, "config": CONFIGS[config], **more}
         for config in ("by default", "split")
@@ -62,6 +65,7 @@ RUNS = {
             "accumulated": {"accumulate": 2},
             "begun": {"save_after": 2, "state": f"state {plain}"},
             "resumed": {"state": f"state {plain}"},
+            "resumed and skipped": {"state": f"state {plain}", "skip": 2, "accumulate": 3},
             "skipped": {"skip": 2},
         }.items()
     },
@@ -95,7 +99,25 @@ def test_prepare_leaves_the_loader_as_it_is(seen, config):
     for rank, found in enumerate(seen[f"left {config}"]):
         assert found["seen"] == epoch_of(0, rank) + epoch_of(1, rank)
         assert found["length"] == 3
+        assert found["total"] == 8
         assert found["warnings"] == []
+
+
+def test_a_loader_is_whole_until_it_is_prepared(seen):
+    for found in (*seen["left by default"], *seen["learns ours by default"]):
+        assert found["lengths"] == [-(-found["count"] // 4)] * 2
+
+
+def test_the_function_behind_prepare_divides_once(seen):
+    for epoch in range(2):
+        parts = [numbers for found in seen["direct"] for number, numbers in found["seen"] if number == epoch]
+        assert sorted(itertools.chain(*parts)) == list(range(24))
+
+
+def test_generators_that_ranks_seed_differently_are_made_alike(seen):
+    for epoch in range(2):
+        gathered = [numbers for number, numbers in seen["generators"][0]["gathered"] if number == epoch]
+        assert sorted(itertools.chain(*gathered)) == list(range(45))
 
 
 def test_a_loader_that_reads_everything_is_warned_of(seen):
@@ -162,7 +184,6 @@ def test_uneven_inputs_are_joined(seen):
     """Accelerate sets `even_batches` of the batch sampler; ranks have equally many batches anyway."""
     for found in seen["joined"]:
         assert [len(numbers) for _, numbers in found["seen"]] == [4, 4, 3] * 2
-        assert found["joined"] == 2
         assert found["steps"] == 6
 
 
@@ -173,6 +194,9 @@ def test_a_saved_state_resumes_after_the_batch_that_was_trained_on(seen, plain):
         first, second = epoch_of(0, rank), epoch_of(1, rank)
         assert begun[rank]["seen"] == first[:2]
         assert resumed[rank]["seen"] == first[2:] + second
+        skipped = seen[f"resumed and skipped {plain}"][rank]
+        assert skipped["seen"] == first[2:] + second
+        assert skipped["ends"] == skipped["synced"] == [True, False, False, True]
 
 
 @AS_IT_IS
@@ -264,6 +288,32 @@ def test_what_pytorchs_loader_cannot_do_stays_ours(monkeypatch, name):
     with pytest.warns(UserWarning, match=f"could not do the same with {name}"):
         assert Accelerator(cpu=True).prepare(loader) is loader
     assert len(list(loader)) == len(loader)
+
+
+def test_accelerate_skips_with_a_loader_that_knows_the_end_or_not_at_all(monkeypatch):
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(ours.DataLoader(range(6), 2, seed=1, transforms=[Cast(dtype="float64")]))
+    assert isinstance(pickle.loads(pickle.dumps(loader)), ours.DataLoader)
+    with pytest.raises(TypeError, match="ignores its options transforms"):
+        accelerator.skip_first_batches(loader, 1)
+    found = [
+        (batch.tolist(), accelerator.gradient_state.end_of_dataloader)
+        for batch in gpuloader.accelerate.skip_first_batches(loader, 1)
+    ]
+    assert found == [([2.0, 3.0], False), ([4.0, 5.0], True)]
+
+
+def test_a_dataset_is_opened_once(monkeypatch):
+    """On several processes, the loader decides again when it learns its rank."""
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    table = {"x": np.arange(8)}
+    loader = ours.DataLoader(table, 2, seed=1)
+    source = loader._epochs.plan.source
+    Accelerator(cpu=True)
+    loader._take_rank(1, 2)
+    assert len(loader) == 2
+    assert loader._epochs.plan.source is source
 
 
 def test_options_that_the_loader_of_accelerate_ignores_are_named(monkeypatch):

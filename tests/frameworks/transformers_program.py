@@ -30,7 +30,8 @@ class Model(torch.nn.Module):
 
 class OwnTrainer(Trainer):
     def get_train_dataloader(self):
-        return DataLoader(self.train_dataset, self.args.per_device_train_batch_size, shuffle=True, seed=1)
+        size = self.args.per_device_train_batch_size
+        return self.accelerator.prepare(DataLoader(self.train_dataset, size, shuffle=True, seed=1))
 
     def get_eval_dataloader(self, eval_dataset=None):
         return DataLoader(self.eval_dataset, self.args.per_device_eval_batch_size)
