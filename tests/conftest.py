@@ -144,6 +144,8 @@ def place(request: pytest.FixtureRequest) -> object:
 @pytest.fixture
 def become(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
     """Return a function that makes this process a rank of a run that torchrun has started."""
+    # If a program imports Accelerate, variables alone make no rank; another test may have imported it.
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
 
     def become(rank: int, world_size: int) -> None:
         monkeypatch.setenv("RANK", str(rank))
