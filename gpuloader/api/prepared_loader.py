@@ -181,10 +181,12 @@ def prepare(accelerator: Any, loader: DataLoader[Any]) -> PreparedLoader:
 def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> PreparedLoader:
     """Make the loader's next loop begin after a number of batches, without reading them.
 
+    They count from the start of the epoch, also if a state has been loaded.
+
     Parameters
     ----------
     loader : PreparedLoader
-        The loader.
+        The loader; or one of `gpuloader.torch` that ``accelerator.prepare`` has returned.
     num_batches : int
         The number of batches. Those of an iterable dataset are read and dropped.
 

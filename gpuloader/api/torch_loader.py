@@ -203,10 +203,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     shard : str, tuple of int or None
         'auto' divides a map-style dataset among the ranks of a distributed run, as Lightning does for
         PyTorch's loader, and `batch_size` is that of each rank. Without a seed and a generator, all ranks
-        then shuffle with the seed 0. Accelerate divides by itself, so under it only loaders with a seed
-        divide. A sampler or batch sampler that already divides, such as a ``DistributedSampler``, is left
-        alone, and so are iterable datasets. A sampler that may differ between ranks is left alone with a
-        warning. A pair (rank, world size) always divides, None never.
+        then shuffle with the seed 0. Under Accelerate, a loader divides once it is prepared. A
+        sampler or batch sampler that already divides, such as a ``DistributedSampler``, is left alone, and so
+        are iterable datasets. A sampler that may differ between ranks is left alone with a warning. A pair
+        (rank, world size) always divides, None never.
     uneven : str
         How to divide an incomplete last step: 'repeat' fills it up with the first samples, as PyTorch's
         ``DistributedSampler`` does; 'drop', 'pad' and 'error' are those of `gpuloader.DataLoader`.
