@@ -323,7 +323,6 @@ class DataLoader(Measured, Generic[S]):
     _cache: str | None
 
     # Set when the loader is made, as in PyTorch; `__setattr__` refuses a change.
-    auto_collate_batch: bool
     batch_size: int | None
     collate_fn: Callable[[Any], Any] | None
     dataset: Any
@@ -408,7 +407,6 @@ class DataLoader(Measured, Generic[S]):
         meter = vars(self).get("_meter") or Meter()
         vars(self).update(
             zip(_AS_PASSED, attrgetter(*_AS_PASSED)(options), strict=True),
-            auto_collate_batch=options.batch_size is not None,
             batch_size=plan.batching.given_size,
             persistent_workers=plan.workers.persistent,
             places=list(plan.delivery.places),
@@ -418,6 +416,9 @@ class DataLoader(Measured, Generic[S]):
             _batches=None,  # what `batch_sampler` has made
             _cache=options.cache,  # until the first epoch fills it
         )
+
+    # Not in `vars`, whose public names libraries such as Ignite pass on as parameters of another loader.
+    auto_collate_batch = property(lambda self: self._options.batch_size is not None)
 
     def __call__(self) -> Iterator[Any]:
         """Begin the next epoch and return its iterator, as ``iter(loader)`` does."""

@@ -360,11 +360,11 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
 
     def __iter__(self) -> Iterator[Any]:
         """Return an iterator over the next epoch, which begins when its first step is requested."""
-        self._follow()
         return self._get_iterator()
 
     def _get_iterator(self) -> Iterator[Any]:
         """Return what iterating returns; subclasses that override `__iter__` call it by PyTorch's name."""
+        self._follow()
         if self._prepared is not None:
             return iter(self._prepared)
         sharding = self._epochs.plan.batching.sharding
@@ -373,13 +373,17 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         return super().__iter__()
 
     @property
-    def _iterator(self) -> None:
+    def _iterator(self) -> Any:
         """PyTorch's loader keeps the iterator of persistent workers here, and frameworks ask for it."""
+        return vars(self).get("_iterator")
 
     @_iterator.setter
-    def _iterator(self, _: None) -> None:
+    def _iterator(self, value: Any) -> None:
         # Detection frameworks set None after they have changed the dataset, to start workers with a new copy.
-        self.close()
+        # Subclasses, even those that only wrap a loader, keep an iterator of their own under this name.
+        self.__dict__["_iterator"] = value
+        if value is None and "_epochs" in vars(self):
+            self.close()
 
     @property
     def _is_accelerate_prepared(self) -> bool:

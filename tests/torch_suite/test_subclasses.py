@@ -107,6 +107,45 @@ class TestSubclasses:
 
         assert_same_on_both(program)
 
+    def test_an_iterator_may_be_made_first_when_it_is_needed(self, workers):
+        """As Ultralytics does, which replaces the batch sampler before."""
+
+        def program(lib):
+            loader = lib.DataLoader(SQUARES, 3, True, num_workers=workers)
+            object.__setattr__(loader, "batch_sampler", Endless(loader.batch_sampler))
+            iterator = loader._get_iterator()
+            return [next(iterator).tolist() for _ in range(9)]
+
+        assert_same_on_both(program)
+
+    def test_a_loader_may_wrap_another_one_and_keep_its_iterator(self, workers):
+        """As Catalyst does, without making itself a loader."""
+
+        def program(lib):
+            class Wrapper(lib.DataLoader):
+                def __init__(self, loader):
+                    self.loader = loader
+                    self._iterator = iter(loader)
+
+                def __iter__(self):
+                    return self._iterator
+
+            return values(Wrapper(lib.DataLoader(SQUARES, 3, True, num_workers=workers)))
+
+        assert_same_on_both(program)
+
+    def test_another_loader_is_made_from_the_public_attributes(self, workers):
+        """As Ignite does."""
+
+        def program(lib):
+            loader = lib.DataLoader(SQUARES, 3, True, num_workers=workers)
+            named = {name: value for name, value in vars(loader).items() if not name.startswith("_")}
+            for name in ("batch_size", "sampler", "drop_last", "batch_sampler"):
+                del named[name]
+            return epochs(type(loader)(batch_sampler=list(loader.batch_sampler), **named))
+
+        assert_same_on_both(program)
+
     def test_pytorchs_own_iterators_read_the_loader(self, workers):
         iterators = torch.utils.data.dataloader
         kind = iterators._MultiProcessingDataLoaderIter if workers else iterators._SingleProcessDataLoaderIter
