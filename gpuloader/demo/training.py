@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import statistics
 import time
-import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 
 from gpuloader.api.loader import DataLoader
 from gpuloader.devices.places import Place
-from gpuloader.errors import DataFileError
 from gpuloader.fields.ragged import array_module
 from gpuloader.sources import mnist
 from gpuloader.sources.mnist.digits import PIXELS, DigitSet
@@ -79,35 +77,12 @@ class LinearModel:
         return loss
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Save the weight, bias and learning rate in ``.npz`` format, to a file with any suffix."""
+        """Save `weight`, `bias` and `learning_rate` for ``numpy.load``, to a file with any suffix."""
         # CuPy's arrays refuse an implicit conversion.
         weight, bias = (one.get() if hasattr(one, "get") else one for one in (self.weight, self.bias))
         # An open file, because savez appends .npz to a path that has another suffix.
         with Path(path).open("wb") as file:
             np.savez(file, allow_pickle=False, weight=weight, bias=bias, learning_rate=self.learning_rate)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> LinearModel:
-        """Return a model that continues to train exactly as the one that `save` wrote.
-
-        Raises `FileNotFoundError`, or `DataFileError` if the file is not a saved model.
-        """
-        try:
-            with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                weight, bias = arrays["weight"], arrays["bias"]
-                learning_rate = float(arrays["learning_rate"])
-                got = f"weight {weight.shape} {weight.dtype}, bias {bias.shape} {bias.dtype}"
-        # What np.load raises for a file of another kind depends on the kind.
-        except (ValueError, KeyError, TypeError, EOFError, AttributeError, zipfile.BadZipFile) as error:
-            got = str(error)
-        if got != f"weight ({PIXELS}, 1) float32, bias (1,) float32":
-            raise DataFileError(
-                f"{os.fspath(path)}: expected a saved model with float32 weight ({PIXELS}, 1), float32 bias "
-                f"(1,) and a learning_rate, got {got}; save one with LinearModel.save"
-            ) from None
-        model = cls(learning_rate)
-        model.weight, model.bias = weight, bias
-        return model
 
 
 # The runs.

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from gpuloader.demo.training import LinearModel
-from gpuloader.errors import DataFileError
 from gpuloader.sources import mnist
 
 
@@ -81,32 +80,10 @@ def test_parameters_follow_the_library_of_the_batch(monkeypatch, tmp_path):
     assert isinstance(model.bias, DeviceArray)
     assert float(loss) == pytest.approx(float(expected))
     model.save(tmp_path / "model")
-    np.testing.assert_array_equal(LinearModel.load(tmp_path / "model").weight, host_model.weight)
-
-
-def test_a_saved_model_goes_on_as_the_first_would_have(tmp_path):
-    model = LinearModel(learning_rate=0.002, seed=7)
-    model.step(*some_batch())
-    model.save(tmp_path / "linear.model")
-    again = LinearModel.load(tmp_path / "linear.model")
-    assert again.learning_rate == 0.002
-    assert float(again.step(*some_batch())) == float(model.step(*some_batch()))
-    np.testing.assert_array_equal(again.weight, model.weight)
-
-
-def test_a_foreign_file_is_refused(tmp_path):
-    path = tmp_path / "model.npz"
-    with pytest.raises(FileNotFoundError):
-        LinearModel.load(path)
-    for content in (b"", b"PK\3\4 no zip", b"text"):
-        path.write_bytes(content)
-        with pytest.raises(DataFileError, match="save one with"):
-            LinearModel.load(path)
-    doubles = {"weight": np.zeros((784, 1)), "bias": np.zeros(1), "learning_rate": 0.1}
-    for arrays, words in ((doubles, "float64"), ({"other": np.zeros(1)}, "weight")):
-        np.savez(path, **arrays)
-        with pytest.raises(DataFileError, match=words):
-            LinearModel.load(path)
+    with np.load(tmp_path / "model") as saved:
+        np.testing.assert_array_equal(saved["weight"], host_model.weight)
+        np.testing.assert_array_equal(saved["bias"], host_model.bias)
+        assert saved["learning_rate"] == 0.001
 
 
 def test_images_of_another_shape_and_rates_that_are_not_positive_are_refused():
