@@ -8,8 +8,7 @@ from typing import Any
 from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
 from gpuloader.checks import check_count
-from gpuloader.devices import places as kinds
-from gpuloader.devices.places import CPUPlace, Place
+from gpuloader.devices import places
 from gpuloader.epoch.sending import send
 from gpuloader.errors import FeedError, SampleError
 from gpuloader.fields.ragged import gather_fields
@@ -55,8 +54,8 @@ class DataFeeder:
         self, feed_list: Sequence[FeedSpec | str], place: Any, program: Program | None = None
     ) -> None:
         self._feeds = resolve_feeds(feed_list, program)
-        self._place = kinds.parse_place(place)
-        kinds.open_device(self._place)  # a missing GPU is an error here, not at the first batch
+        self._place = places.parse_place(place)
+        places.open_device(self._place)  # a missing GPU is an error here, not at the first batch
 
     def feed(self, iterable: Iterable[Any]) -> Feed:
         """Return the samples of one minibatch as arrays by field name.
@@ -104,11 +103,11 @@ class DataFeeder:
         >>> [one["x"].tolist() for one in feeder.feed_parallel([[(1,)], [(2,)]], num_places=2)]
         [[[1.0]], [[2.0]]]
         """
-        places = self._places(num_places)
+        chosen = self._places(num_places)
         batches = list(iterable)
-        if len(batches) != len(places):
-            raise ValueError(f"expected one minibatch for each of {len(places)} devices, got {len(batches)}")
-        for batch, place in zip(batches, places, strict=True):
+        if len(batches) != len(chosen):
+            raise ValueError(f"expected one minibatch for each of {len(chosen)} devices, got {len(batches)}")
+        for batch, place in zip(batches, chosen, strict=True):
             yield self._feed(batch, place)
 
     def decorate_reader(
@@ -158,16 +157,16 @@ class DataFeeder:
 
         return feed_groups
 
-    def _places(self, num_places: int | None) -> Sequence[Place]:
+    def _places(self, num_places: int | None) -> Sequence[places.Place]:
         # Paddle counts CPU "devices" by this variable, and old programs set it.
         count = None if num_places is None else check_count("num_places", num_places)
-        if isinstance(self._place, kinds.CUDAPlace):
-            return kinds.cuda_places(None if count is None else list(range(count)))
-        if count is None and isinstance(self._place, CPUPlace | kinds.CUDAPinnedPlace):
-            count = kinds.read_cpu_num()
+        if isinstance(self._place, places.CUDAPlace):
+            return places.cuda_places(None if count is None else list(range(count)))
+        if count is None and isinstance(self._place, places.CPUPlace | places.CUDAPinnedPlace):
+            count = places.read_cpu_num()
         return [self._place] * (count or 1)
 
-    def _feed(self, iterable: Iterable[Any], place: Place) -> Feed:
+    def _feed(self, iterable: Iterable[Any], place: places.Place) -> Feed:
         # Laid out like a loader's batch, so that one copy brings all fields to the device.
         try:
             columns = split_columns(list(iterable), SampleRows(self._feeds))
@@ -176,5 +175,5 @@ class DataFeeder:
         layout = arrange(tuple((column.shape, column.dtype) for column in columns))
         writers = [column.write for column in columns]
         levels = [feed.lod_level for feed in self._feeds]
-        fields = gather_fields(levels, send(writers, layout, kinds.open_device(place)))
+        fields = gather_fields(levels, send(writers, layout, places.open_device(place)))
         return {feed.name: field for feed, field in zip(self._feeds, fields, strict=True)}
