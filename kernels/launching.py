@@ -162,10 +162,9 @@ class Kernel(Generic[Parameters]):
         if result is None:
             result = obtain("out", out, "cupy", work.shape, work.dtype, device, kwargs.get("stream"))
         # If nothing is written, nothing is launched: sizes that the grid is divided by may be 0.
-        writes = result.nbytes or any(self.arrays[name].written and one.nbytes for name, one in given.items())
         launches = [
             KernelLaunch(self.file, entry, *shape, tuple(_NULL if one is None else one for one in arguments))
-            for entry, shape, arguments in (work.on_device(result) if writes else ())
+            for entry, shape, arguments in (work.on_device(result) if result.nbytes else ())
         ]
         return result, device, launches
 

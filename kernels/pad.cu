@@ -64,13 +64,12 @@ __device__ inline void make_word(const unsigned char* from, Size byte, Size leng
 
 template <typename Word>
 __global__ void pad(const void* __restrict__ values, const long long* __restrict__ splits,
-                    void* __restrict__ out, bool* __restrict__ mask, const __grid_constant__ Rows shape,
+                    void* __restrict__ out, const __grid_constant__ Rows shape,
                     const __grid_constant__ Wide<4> fill) {
     const unsigned char* source = static_cast<const unsigned char*>(values);
     const Size first = static_cast<Size>(blockIdx.y) * blockDim.x + threadIdx.x;
     const Size lanes = static_cast<Size>(gridDim.y) * blockDim.x;
     const Extent array{address_of(source), address_of(source + shape.steps * shape.step)};
-    const bool is_mask_wide = shape.longest % 4 == 0 && address_of(mask) % 4 == 0;
     for (Size row = static_cast<Size>(blockIdx.x) * blockDim.y + threadIdx.y; row < shape.rows;
          row += static_cast<Size>(gridDim.x) * blockDim.y) {
         const Size begin = moved_inside(splits[row], 0, shape.steps);
@@ -81,20 +80,6 @@ __global__ void pad(const void* __restrict__ values, const long long* __restrict
             Word word = {};
             make_word(from, byte, length * shape.step, fill, array, word);
             *reinterpret_cast<Word*>(to + byte) = word;
-        }
-        if (mask == nullptr) {
-            continue;
-        }
-        bool* flags = mask + row * shape.longest;
-        if (is_mask_wide) {
-            for (Size place = 4 * first; place < shape.longest; place += 4 * lanes) {
-                const Size kept = (1ull << 8 * count_before(place, length)) - 1;
-                *reinterpret_cast<unsigned*>(flags + place) = static_cast<unsigned>(kept & 0x01010101);
-            }
-        } else {
-            for (Size place = first; place < shape.longest; place += lanes) {
-                flags[place] = place < length;
-            }
         }
     }
 }

@@ -10,34 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.kernels.cast import WORDS, find_word
-from gpuloader.kernels.launching import Work, by_value, check_shape, check_size, declare, spread_rows, takes
+from gpuloader.kernels.launching import Work, by_value, check_size, declare, spread_rows, takes
 
 _WIDE = {16: "Wide<4>", 8: "Wide<2>", 4: "Wide<1>", 2: WORDS[2], 1: WORDS[1]}
 
 _PATTERN = 16
 
 
-@declare(
-    values=takes(shape=("steps", ...)),
-    row_splits=takes("int64", shape=(None,)),
-    mask=takes("bool", optional=True, written=True),
-)
+@declare(values=takes(shape=("steps", ...)), row_splits=takes("int64", shape=(None,)))
 def pad(
-    values: Any,
-    row_splits: Any,
-    longest: int,
-    fill: float = 0,
-    *,
-    mask: Any = None,
-    out: Any = None,
-    stream: Any = None,
+    values: Any, row_splits: Any, longest: int, fill: float = 0, *, out: Any = None, stream: Any = None
 ) -> Work:
     """Return rows of varying length as a dense array of shape (n, longest, ...), with short rows filled up.
 
     The values are the steps of all rows, one row after another; row i spans ``row_splits[i]`` to
     ``row_splits[i + 1]``. Splits that decrease or lie outside the values are clamped, and rows longer than
-    `longest` are truncated. `fill` must fit the values' dtype. `mask`, bool of shape (n, longest), is set to
-    True for steps that come from `values` and to False for the others.
+    `longest` are truncated. `fill` must fit the values' dtype.
 
     >>> pad.on_host(np.array([1, 2, 3, 4]), np.array([0, 3, 4]), longest=3, fill=-1).tolist()
     [[1, 2, 3], [4, -1, -1]]
@@ -48,8 +36,6 @@ def pad(
     if values.dtype.kind in "SUMm" or not itemsize or _PATTERN % itemsize:
         raise TypeError(f"values must be numbers of up to {_PATTERN} bytes, got {values.dtype}")
     rows, longest = row_splits.size - 1, check_size("longest", longest, 0, 2**40)
-    if mask is not None:
-        check_shape("mask", mask, (rows, longest))
     element = _check_fill(fill, values.dtype)
 
     def on_host(result: NDArray[Any]) -> None:
@@ -60,8 +46,6 @@ def pad(
         filled = steps < lengths[:, None]
         result[...] = element
         result[filled] = values[(begins[:, None] + steps)[filled]]
-        if mask is not None:
-            mask[...] = filled
 
     def on_device(result: Any) -> Iterator[Any]:
         step = itemsize * math.prod(values.shape[1:])
@@ -71,7 +55,7 @@ def pad(
         # Repeated to the largest word: a word's position in its row tells which part of the pattern it takes.
         pattern = by_value(np.repeat(element, _PATTERN // itemsize), values.dtype)
         geometry = by_value([rows, longest, len(values), step], np.uint64)
-        arguments = values, row_splits, result, mask, geometry, pattern
+        arguments = values, row_splits, result, geometry, pattern
         yield f"pad<{_WIDE[size]}>", spread_rows(rows, max(longest * step // size, 1)), arguments
 
     return Work((rows, longest, *values.shape[1:]), values.dtype, on_host, on_device)

@@ -392,12 +392,13 @@ def pads(draw):
     lengths = draw(st.lists(st.integers(0, 9), max_size=9))
     row_splits = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     values = count_up((row_splits[-1], *inner), draw(st.sampled_from([*BITS, "complex128"])))
-    size, longest = row_splits.size, draw(st.integers(0, 12))
+    longest = draw(st.integers(0, 12))
     if draw(st.booleans()):  # splits that do not belong to the values
-        row_splits = draw(arrays.arrays(np.int64, size, elements=st.integers(-3, 30) | st.just(-(2**63))))
-    mask = {"mask": np.ones((size - 1, longest), bool)} if draw(st.booleans()) else {}
+        row_splits = draw(
+            arrays.arrays(np.int64, row_splits.size, elements=st.integers(-3, 30) | st.just(-(2**63)))
+        )
     fill = draw(st.integers(0, 1) | st.integers(2, 100))
-    return {"values": values, "row_splits": row_splits, "longest": longest, "fill": fill, **mask}
+    return {"values": values, "row_splits": row_splits, "longest": longest, "fill": fill}
 
 
 PAD = Case(pad, 200, launch_shapes(2), pads())
@@ -414,8 +415,6 @@ PAD.refused += [
     ({"values": np.zeros(3, "S3")}, TypeError, "values must be numbers of up to 16 bytes"),
     ({"fill": 300}, ValueError, "fill must fit into uint8, got 300"),
     *(({"fill": fill}, ValueError, "fill must") for fill in ("one", [1, 2], None, 2**70, 0.5)),
-    ({"mask": np.ones((2, 3), bool)}, ValueError, r"mask must have shape \(2, 4\)"),
-    ({"mask": np.ones((2, 4), np.uint8)}, TypeError, "mask must have dtype bool"),
 ]
 
 # recolor
