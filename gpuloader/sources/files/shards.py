@@ -10,7 +10,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache, partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -181,10 +181,10 @@ class ShardDataset(IterableDataset[S]):
     def _to_state(self, left: Left) -> dict[str, Any]:
         # Flat, because it is copied after each batch.
         (stream, reached), *rest = left.streams
-        state = {**_fields(stream), **_fields(reached), **self._order_by()}
+        state = {**asdict(stream), **asdict(reached), **self._order_by()}
         if rest or left.reader != (stream.number, stream.count):
             state["reader"] = list(left.reader)
-            state["rest"] = [{**_fields(one), **_fields(at)} for one, at in rest]
+            state["rest"] = [{**asdict(one), **asdict(at)} for one, at in rest]
         return state
 
     def _order_by(self) -> dict[str, Any]:
@@ -470,7 +470,3 @@ def _begin(stream: Stream) -> Left:
 
 def _from_fields(kind: Any, fields: Mapping[str, Any]) -> Any:
     return kind(**{name: fields[name] for name in kind.__slots__})
-
-
-def _fields(one: Stream | Reached) -> dict[str, int]:
-    return {name: getattr(one, name) for name in one.__slots__}
