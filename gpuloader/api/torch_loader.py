@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, wraps
 from typing import Any, ParamSpec
@@ -286,7 +287,11 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         **options: Any,
     ) -> None:
         # PyTorch only asks whether they are true, and programs pass 0 and 1. Other numbers are misplaced.
-        flags: Any = {"shuffle": shuffle, "persistent_workers": persistent_workers, "in_order": in_order}
+        flags: dict[str, Any] = {
+            "shuffle": shuffle,
+            "persistent_workers": persistent_workers,
+            "in_order": in_order,
+        }
         flags = {name: bool(flag) if flag in (0, 1) else flag for name, flag in flags.items()}
         if generator is not None and not is_torch_generator(generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
@@ -430,9 +435,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
 
     def _take_rank(self, rank: int, ranks: int) -> None:
         """Divide for this rank, which 'auto' does not do under Accelerate."""
-        seed = 0 if self._options.seed is self._options.generator is None else self._options.seed
         if ranks > 1 and self._epochs.plan.batching.undivided is not None:
-            self._reopen({"shard": (rank, ranks), "seed": seed})
+            options = self._options
+            unseeded = options.seed is None and options.generator is None
+            self._reopen({"shard": (rank, ranks), "seed": 0 if unseeded else options.seed})
 
     # `accelerate.skip_first_batches` asks for these. It makes a loader that knows where an epoch ends only
     # from one of its own kind, and that loader reads with PyTorch's.
@@ -592,11 +598,25 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
     """The batch sampler of a loader, which is also PyTorch's ``BatchSampler``."""
 
     _plain = TorchBatchSampler
-    even_batches = True  # Accelerate's `join_uneven_inputs` sets it; ranks have equally many in any case
 
     def __new__(cls, sampler: Any, batch_size: int, drop_last: bool, epochs: Any = None) -> Any:
         # Lightning makes another batch sampler of the same class around its own sampler.
         return TorchBatchSampler(sampler, batch_size, drop_last) if epochs is None else super().__new__(cls)
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether all ranks have equally many batches; Accelerate's `join_uneven_inputs` sets this."""
+        return True
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        if not value:
+            warnings.warn(
+                "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many "
+                "batches, and the last ones repeat the first samples; uneven='drop' drops the rest instead",
+                UserWarning,
+                stacklevel=2,
+            )
 
 
 DataLoader._upcoming = _UpcomingBatches

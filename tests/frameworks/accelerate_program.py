@@ -192,6 +192,7 @@ def train(folder, name, options, loader):
     found["lengths"], found["total"] = lengths, getattr(batches, "total_batch_size", None)
     heard = [str(one.message) for one in caught]
     found["warnings"] = [text for text in heard if "shard=" in text or "could not" in text]
+    found["joined"] = sum("even_batches=False has no effect" in text for text in heard)
     (folder / f"{name}.{accelerator.process_index}").write_text(json.dumps(found))
     accelerator.wait_for_everyone()
 

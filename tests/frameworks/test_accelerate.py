@@ -184,6 +184,7 @@ def test_uneven_inputs_are_joined(seen):
     """Accelerate sets `even_batches` of the batch sampler; ranks have equally many batches anyway."""
     for found in seen["joined"]:
         assert [len(numbers) for _, numbers in found["seen"]] == [4, 4, 3] * 2
+        assert found["joined"] == 2
         assert found["steps"] == 6
 
 

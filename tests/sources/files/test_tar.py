@@ -197,12 +197,12 @@ def test_an_archive_whose_samples_are_links_is_an_error(tmp_path, kind, problem)
         list(TarDataset(tmp_path / "a.tar"))
 
 
-@pytest.mark.parametrize("format", ["tar", "parquet"])
-def test_masked_elements_are_not_written(tmp_path, format):
-    if format == "parquet":
+@pytest.mark.parametrize("kind", ["tar", "parquet"])
+def test_masked_elements_are_not_written(tmp_path, kind):
+    if kind == "parquet":
         pytest.importorskip("pyarrow")
     with pytest.raises(SampleError, match="masked elements cannot be written"):
-        write_shards([{"x": np.ma.masked_array([1, 2], [0, 1])}], tmp_path, format=format)
+        write_shards([{"x": np.ma.masked_array([1, 2], [0, 1])}], tmp_path, format=kind)
 
 
 def test_two_images_of_one_name_are_an_error(tmp_path):
