@@ -96,7 +96,7 @@ class GivenSampler(NamedTuple):
 def as_sampler(sampler: Any, batch_sampler: Any) -> GivenSampler | None:
     """Return what is known about the sampler that the user passed; None without one.
 
-    >>> as_sampler(None, DistributedBatchSampler("abc", 2)).divides
+    >>> as_sampler(None, samplers.DistributedBatchSampler("abc", 2)).divides
     True
     """
     if sampler is None and batch_sampler is None:

@@ -56,6 +56,7 @@ class Operations(RuleBasedStateMachine):
         self.next_epoch, self.resumes_at = 0, None
         self.latest = None
         self.held = []
+        self.begun = []
 
     def batches(self, epoch):
         order = Shuffled(self.count, SEED, epoch).slice(0, self.count) if self.shuffle else range(self.count)
@@ -64,7 +65,8 @@ class Operations(RuleBasedStateMachine):
     @rule(target=readings)
     def iterate(self):
         """Return an iterator, with the epoch and the position that it must have."""
-        return SimpleNamespace(iterator=iter(self.loader), epoch=None, taken=0, is_over=False)
+        self.begun.append(SimpleNamespace(iterator=iter(self.loader), epoch=None, taken=0, is_over=False))
+        return self.begun[-1]
 
     @rule(reading=readings, keep=st.booleans(), steps=st.integers(1, 6))
     def take(self, reading, keep, steps):
@@ -149,6 +151,9 @@ class Operations(RuleBasedStateMachine):
             self.look(batch, numbers)
 
     def teardown(self):
+        # Hypothesis keeps some machines, with all that is in bundles.
+        for reading in getattr(self, "begun", ()):
+            reading.iterator = None
         self.held = self.latest = self.loader = None
         gc.collect()
 
