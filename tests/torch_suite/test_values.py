@@ -298,6 +298,7 @@ def hugging_face_rows():
         "mask": (sequence(value("int8")), [[1, 1], [1, 0], [0, 1], [0, 0]]),
         "fixed": (sequence(value("float32"), length=2), [[0.1, 0.2]] * 4),
         "matrix": (datasets.Array2D((1, 2), "float32"), [[[0.1, 0.2]]] * 4),
+        "rows": (datasets.Array2D((None, 2), "int32"), [[[1, 2]]] * 4),
         "empty": (sequence(value("int64")), [[]] * 4),
         "words": (sequence(value("string")), [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"]]),
         "boxes": (sequence(sequence(value("int32"))), [[[1, 2]], [[3, 4]], [[5, 6]], [[7, 8]]]),
