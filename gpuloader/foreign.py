@@ -116,8 +116,9 @@ def name_table(value: object) -> str:
     one = value[0] if type(value) is list and value else value
     if is_instance(one, "pyarrow", "Table", "RecordBatch"):
         return FRAME
-    # A dict with numbers as keys is a dataset by index, not a table.
-    if isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
+    # A dict with numbers as keys is a dataset by index, not a table, and so is a TensorDict.
+    reads_rows = hasattr(value, "__getitems__")
+    if not reads_rows and isinstance(value, Mapping) and value and all(isinstance(key, str) for key in value):
         return COLUMNS
     return SERIES if is_instance(value, "pandas", "Series") else ""
 

@@ -303,6 +303,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
+        if collate_fn is None and batch_size is not None:
+            found = _collate_functions()[0].default_collate  # a program may have replaced PyTorch's
+            collate_fn = None if found is default_collate else found
         super().__init__(
             dataset, batch_size=batch_size, sampler=sampler, batch_sampler=batch_sampler,
             num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,

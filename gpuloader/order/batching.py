@@ -613,10 +613,23 @@ _SETS_EPOCH = (
 )
 
 
+class _Told(int):
+    """The number of an epoch that a loader has set, to tell it from an equal one that a program sets."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)  # a program may save the epoch of its sampler
+
+
+def _was_set(now: object, seen: object) -> bool:
+    """Return whether somebody other than a loader has set a sampler's epoch since a loader saw it."""
+    # A program may begin with set_epoch(0) after a first look at a batch, for which the loader set 0, too.
+    return now != seen or not isinstance(now, type(seen))
+
+
 class EpochSetter:
     """Calls ``set_epoch`` of a user's own samplers when an epoch begins, as trainers do for PyTorch's loader.
 
-    It `warns` about the first change. A sampler whose ``epoch`` has changed since the last call, or is not 0
+    It `warns` about the first change. A sampler whose ``epoch`` has been set since the last call, or is not 0
     at first, is left alone from then on: either the user sets it, or it counts by itself.
 
     Examples
@@ -648,16 +661,16 @@ class EpochSetter:
     def find_moved(self) -> int:
         """Return the epoch that somebody else has set on a sampler since the last call; -1 for none."""
         epochs = [(getattr(sampler, "epoch", None), seen) for sampler, seen in self._known]
-        return max((now for now, seen in epochs if isinstance(now, int) and now != seen), default=-1)
+        return max((now for now, seen in epochs if isinstance(now, int) and _was_set(now, seen)), default=-1)
 
     def begin(self, epoch: int) -> None:
         """Set the epoch of the samplers whose epoch nobody else sets."""
         known, self._known = self._known, []
         for sampler, seen in known:
             # A sampler that has changed is dropped for good: setting it would undo what the user has set.
-            if getattr(sampler, "epoch", None) == seen:
+            if not _was_set(getattr(sampler, "epoch", None), seen):
                 if self._warns and isinstance(seen, int) and seen != epoch:
                     # Python shows each warning text once per line and process.
                     warnings.warn(_SETS_EPOCH.format(name=type(sampler).__name__), UserWarning, stacklevel=2)
-                sampler.set_epoch(epoch)
+                sampler.set_epoch(_Told(epoch))
                 self._known.append((sampler, getattr(sampler, "epoch", None)))

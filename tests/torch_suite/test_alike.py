@@ -1,7 +1,10 @@
 """The two loaders beside each other: the same arguments, batches, attributes and orders."""
 
+import importlib
 import inspect
+import pickle
 import warnings
+from collections import UserDict
 
 import pytest
 import torch
@@ -101,6 +104,70 @@ def test_who_calls_set_epoch_of_a_distributed_sampler(lib, epochs):
             assert [int(index) for batch in loader for index in batch] == list(reference)
     told = ["DistributedSampler.set_epoch" in str(one.message) for one in caught]
     assert told == ([True, True] if lib.name == "gpuloader" and not epochs[0] else [])
+
+
+class Fields(UserDict):
+    """A dict of columns whose items by index are rows, as TensorDict is."""
+
+    def __len__(self):
+        return len(next(iter(self.data.values())))
+
+    def __bool__(self):
+        raise RuntimeError("neither true nor false")
+
+    def __getitem__(self, index):
+        return self.data[index] if isinstance(index, str) else self.__getitems__(index)
+
+    def __getitems__(self, indices):
+        return Fields({name: column[indices] for name, column in self.data.items()})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_dict_that_reads_several_rows_at_once_is_a_dataset(lib, workers):
+    fields = Fields({"x": torch.arange(5), "y": torch.arange(10).reshape(5, 2)})
+    torch.manual_seed(0)
+    loader = lib.DataLoader(fields, 2, shuffle=True, num_workers=workers, collate_fn=only)
+    torch.manual_seed(0)
+    order = [index.tolist() for index in lib.DataLoader(range(5), 2, shuffle=True)]
+    torch.manual_seed(0)
+    batches = list(loader)
+    assert [type(batch) for batch in batches] == [Fields] * 3
+    assert [batch["x"].tolist() for batch in batches] == order
+    assert [batch["y"][:, 1].tolist() for batch in batches] == [[2 * x + 1 for x in xs] for xs in order]
+
+
+def only(batch):
+    return batch
+
+
+def test_a_look_at_a_batch_before_set_epoch(lib):
+    """As the tutorial of DistributedDataParallel does, to print the size of batches."""
+    sampler, reference = (lib.DistributedSampler(range(8), 2, 0, seed=1) for _ in range(2))
+    loader = lib.DataLoader(range(8), 2, sampler=sampler)
+    for epoch in range(3):
+        assert len(next(iter(loader))) == 2
+        loader.sampler.set_epoch(epoch)
+        reference.set_epoch(epoch)
+        assert [int(index) for batch in loader for index in batch] == list(reference)
+    assert type(sampler.epoch) is int
+
+
+def test_the_epoch_of_a_sampler_is_saved_as_a_number(lib):
+    sampler = lib.DistributedSampler(range(8), 2, 0)
+    next(iter(lib.DataLoader(range(8), 2, sampler=sampler)))
+    saved = pickle.loads(pickle.dumps(sampler.epoch))
+    assert (type(saved), saved, str(sampler.epoch)) == (int, 0, "0")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_program_replaces_default_collate_where_the_loader_looks_for_it(lib, monkeypatch, workers):
+    module = importlib.import_module("torch.utils.data._utils.collate")
+    monkeypatch.setattr(module, "default_collate", lambda samples: ["replaced", *samples])
+    loader = lib.DataLoader([1, 2, 3], 2, num_workers=workers)
+    monkeypatch.undo()
+    assert list(loader) == [["replaced", 1, 2], ["replaced", 3]]
+    assert loader.collate_fn([4]) == ["replaced", 4]
+    assert list(lib.DataLoader([1, 2], batch_size=None)) == [1, 2]
 
 
 def test_a_loader_for_each_epoch_reads_the_one_that_its_sampler_was_set_to(lib):
