@@ -163,8 +163,9 @@ class DatasetEpochs(Epochs):
         """Number the batches of an epoch that is about to begin, for the ranks that there are now."""
         taken = position.taken or 0
         batching.check_even(taken)
-        steps, position.base = divmod(taken, batching.step)
-        position.step, position.batches = batching.step, steps * position.shards
+        position.step = batching.step
+        steps, position.base = divmod(taken, position.step)
+        position.batches = steps * position.shards
 
     def _read_from(
         self, position: Position, batching: Batching
@@ -252,14 +253,14 @@ class DatasetEpochs(Epochs):
             self.seed, self._has_drawn = 0 if alike else drawn, True
         return self.seed
 
-    def draw_ahead(self) -> Position | None:
-        """Return what PyTorch's loader draws when an iterator is made; None if it draws nothing then."""
+    def draw_ahead(self, batching: Batching | None = None) -> Position | None:
+        """Return what PyTorch's loader draws when an iterator is made; None if it draws nothing then.
+
+        `batching` is that of this rank, if the caller has it.
+        """
         if not self._follows_torch or self._resumed is not None or self._prepared is not None:
             return None
-        try:
-            batching = self.plan.batching.settle()
-        except ValueError:
-            return None  # the first step raises this again
+        batching = batching or self.plan.batching.settle()
         ahead = Position(self.draw_seed(batching), self._next)
         # PyTorch's workers get indices immediately, so its sampler draws now. What ranks agree on waits until
         # the epoch's number is known.

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, ParamSpec
 
 import numpy as np
@@ -23,14 +23,14 @@ from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
 from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator, name_table
-from gpuloader.order.randomness import GeneratorLike, draw_seed
+from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources import dataset as datasets
 from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
 
 try:
-    from torch import Tensor
+    from torch import Tensor, empty, int64
     from torch.autograd import _profiler_enabled
     from torch.autograd.profiler import record_function
     from torch.utils.data import BatchSampler as TorchBatchSampler
@@ -38,7 +38,7 @@ try:
     from torch.utils.data import RandomSampler, SequentialSampler, default_collate, default_convert
     from torch.utils.data.dataloader import _DatasetKind, _InfiniteConstantSampler
 except ImportError:
-    Tensor = TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
+    Tensor = empty = int64 = TorchBatchSampler = TorchLoader = RandomSampler = SequentialSampler = object
     _DatasetKind = _InfiniteConstantSampler = default_collate = default_convert = object
     _profiler_enabled = record_function = object
 
@@ -50,9 +50,7 @@ def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
 
 
 def _draw_seed() -> int:
-    import torch
-
-    return draw_seed(torch.default_generator)
+    return int(empty((), dtype=int64, device="cpu").random_())
 
 
 def _needs_default_collate(sample: Any) -> bool:
@@ -375,10 +373,12 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         self._follow()
         if self._prepared is not None:
             return iter(self._prepared)
-        sharding = self._epochs.plan.batching.sharding
-        if sharding is not None and sharding.ranks is None:
-            _warn_of_division(*sharding.find())
-        return super().__iter__()
+        batching = self._epochs.plan.batching.settle()
+        division = batching.division  # None on a single rank, unless `shard` is a pair
+        if division is not None and self._options.shard == AUTO:
+            _warn_of_division(division.rank, division.world_size)
+        begin = partial(self._begin, self._epochs.draw_ahead(batching))
+        return self._framework.iteration(begin, self._epochs.count_steps)
 
     @property
     def _iterator(self) -> Any:
@@ -581,8 +581,6 @@ _REDRAWS = (
 @cache
 def _warn_of_division(rank: int, world_size: int) -> None:
     """Warn once that a loader reads a part, although nobody has asked for that."""
-    if world_size == 1:
-        return
     # A program may have divided its data without any sampler, as with files[rank::world_size].
     warn(
         f"this process is rank {rank} of {world_size}, and the loader divides the samples among the ranks, "
