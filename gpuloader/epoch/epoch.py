@@ -249,12 +249,14 @@ def take_buffers(
         finish_postponed()
     # One epoch of many must not pay for reserving, faulting in and pinning its memory.
     while idle:
-        with contextlib.suppress(IndexError):  # another thread may take the last one
+        try:
             found = idle.pop()
-            # A forked child inherits the deque and must leave the parent's memory alone. In a garbage cycle,
-            # memory may be finalized before the loader that would reuse it.
-            if found.process == os.getpid() and not found.ring.is_finalized:
-                return found
+        except IndexError:  # another thread has taken the last one
+            break
+        # A forked child inherits the deque and must leave the parent's memory alone. In a garbage cycle,
+        # memory may be finalized before the loader that would reuse it.
+        if found.process == os.getpid() and not found.ring.is_finalized:
+            return found
     prefetch = delivery.prefetch
     count, spare = count_slots(capacity, delivery.devices, prefetch)
     ring = Ring(count, spare, delivery.locker, shared=shared, stretch=stretch, near=delivery.near)
@@ -585,8 +587,8 @@ class Epoch:
 
         If this thread captures a graph, do this later: waiting for a copy would end the capture.
         """
-        with contextlib.suppress(LoaderError):  # the device has failed; waiting for its copies will say so
-            for lane in self._copying_lanes:
+        for lane in self._copying_lanes:
+            with contextlib.suppress(LoaderError):  # the device has failed; waiting for copies will say so
                 if lane.begin(drains=False)[0] is not None:
                     postponed.append(self)
                     return

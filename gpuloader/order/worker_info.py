@@ -6,7 +6,6 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +66,16 @@ def find_torch_rank() -> tuple[int, int]:
     (0, 1)
     """
     accelerate = sys.modules.get("accelerate.state")
-    with suppress(ValueError):
+    if accelerate is not None and accelerate.PartialState._shared_state:
+        return 0, 1
+    try:
         # Not Slurm's and MPI's variables: a single process in a batch script inherits them, and PyTorch
         # itself does not read them. And without a process group, a program that imports Accelerate may yet
-        # begin to use it; until then a loader has the length that it has afterwards.
-        if accelerate is None or not accelerate.PartialState._shared_state:
-            return find_rank(_LAUNCHERS[: accelerate is None])
-    return 0, 1
+        # begin to use it; until then a loader has the length that it has afterwards. RANK without WORLD_SIZE
+        # is in doubt.
+        return find_rank(_LAUNCHERS[: accelerate is None and "WORLD_SIZE" in os.environ])
+    except ValueError:
+        return 0, 1
 
 
 def _count_on_nodes() -> int:
