@@ -41,7 +41,7 @@ class SharedOutput(NamedTuple):
     def convert(self, arrays: list[Any], ready: Event | None) -> list[Any]:  # noqa: ARG002
         """Return one array for each; raise `LoaderError` if the library lacks the dtype."""
         if self.wrap is not None:
-            return [_wrap(self.wrap, array) for array in arrays]
+            return _wrap(self.wrap, arrays)
         for array in arrays:
             if array.dtype.names is not None and foreign.torch_name(array.dtype) is not None:
                 raise LoaderError(
@@ -79,7 +79,7 @@ class CopiedOutput:
         self._drain()
         if ready is not None:
             self._device.synchronize(ready)
-        sources = [_wrap(self._wrap, array) for array in arrays]
+        sources = _wrap(self._wrap, arrays)
         copies = [self._copy(source) for source in sources]
         if sources:
             # JAX deletes a donated array immediately, and then raises instead of saying whether it is ready.
@@ -195,14 +195,17 @@ def _current_stream(name: str, module: Any, index: int) -> Callable[[], Stream]:
     return current
 
 
-def _wrap(wrap: Callable[[Any], Any], array: Any) -> Any:
+def _wrap(wrap: Callable[[Any], Any], arrays: list[Any]) -> list[Any]:
+    wrapped = []
     try:
-        return wrap(array)
+        for array in arrays:
+            wrapped.append(wrap(array))
     except Exception as error:
         raise LoaderError(
             f"the framework does not accept an array of dtype {array.dtype} and shape {array.shape}: "
             f"{type(error).__name__}: {error}"
         ) from error
+    return wrapped
 
 
 def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:

@@ -598,8 +598,8 @@ class Batching(NamedTuple):
 
     def count_samples(self) -> int:
         """Return the number of samples per epoch, over all ranks; raise `TypeError` like `count`."""
-        is_drawn = self.torch_sampler is not None and self.torch_sampler is self.sampler
-        if not is_drawn and (order := self.any_order) is not None:
+        # The sampler that a loader has made is as long as its order, which takes longer to make.
+        if (self.sampler is None or self.given is not None) and (order := self.any_order) is not None:
             return len(order)
         if self.sampler is None:
             raise TypeError("the number of samples per epoch is unknown")
