@@ -108,6 +108,14 @@ def test_the_epoch_is_the_one_of_the_first_step(become):
     assert values(epoch) == values(late)
 
 
+@pytest.mark.parametrize("change", [(0, 1, 1, 2), (0, 2, 1, 2), (1, 2, 0, 1)])
+def test_the_rank_is_the_one_of_the_first_step(become, change):
+    become(*change[:2])
+    epoch = iter(load(16))
+    become(*change[2:])
+    assert values(epoch) == values(load(16))
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_ranks_shuffle_alike_without_a_seed_and_anew_in_every_epoch(on_ranks, workers):
     def epochs():
