@@ -299,7 +299,7 @@ class Slot:
         self.in_ring = in_ring  # False for a private copy, which does not return to a ring
         self.bytes = region
         self.nbytes = region.size
-        self.memory = memory  # keeps the region mapped
+        self.memory: Any = memory  # keeps the region mapped; that of a ring is an arena
         self.interface: dict[str, Any] = region.__array_interface__  # created once, for every lease
         self.address: int = self.interface["data"][0]
         self._layout: Layout | None = None
@@ -484,7 +484,7 @@ class Ring:
 
         It finalizes everything in a garbage cycle, even if one of the finalizers keeps the ring alive.
         """
-        return any(isinstance(slot.memory, Arena) and slot.memory.closed for slot in self._free)
+        return any(slot.memory.closed for slot in self._free)
 
     def interrupt(self) -> None:
         """Make all waiting and later `acquire` calls raise `QueueClosed`, until `rearm`."""
@@ -494,8 +494,7 @@ class Ring:
         """Undo `interrupt` once no thread waits in `acquire`; return whether all slots are back."""
         # Every `interrupt` has left a False, and a Ctrl-C may have come between a credit and its slot. Then
         # `_extend` would see a free slot for ever, of which nobody can take the credit.
-        while not self._credits.empty():
-            self._credits.get()
+        self._credits = SimpleQueue()
         for _ in self._free:
             self._credits.put(True)
         return len(self._free) + self.leased == self._reserved
