@@ -73,7 +73,8 @@ def find_torch_rank() -> tuple[int, int]:
         # itself does not read them. And without a process group, a program that imports Accelerate may yet
         # begin to use it; until then a loader has the length that it has afterwards. RANK without WORLD_SIZE
         # is in doubt.
-        return find_rank(_LAUNCHERS[: accelerate is None and "WORLD_SIZE" in os.environ])
+        counts = accelerate is None and "WORLD_SIZE" in os.environ
+        return find_rank(_LAUNCHERS[:1] if counts else ())
     except ValueError:
         return 0, 1
 
