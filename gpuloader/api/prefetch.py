@@ -232,8 +232,7 @@ class WrappedEpochs(ReadingEpochs):
         self.policy = ReadAheadPolicy(bound=True) if ahead else None
         self._batches = batches
         self._draws = any(one.draws for one in listed)
-        # The wrapped loader's state before `prepare` began a pass over it, until the user begins that pass.
-        self._before: Any = _MISSING
+        self._before: Any = None  # the wrapped loader's state before the latest pass over it was opened
 
     def start(self, epoch: int) -> Position:
         """Return the position at the start of an epoch; draw a seed first if a transform needs one."""
@@ -241,29 +240,16 @@ class WrappedEpochs(ReadingEpochs):
             self.seed = int(np.random.randint(2**31))
         return Position(self.seed if self._draws else None, epoch)
 
-    def begin(self, ahead: Position | None = None) -> Iteration:
-        """Open the next pass, or return the one that `prepare` has opened."""
-        epoch = super().begin(ahead)
-        self._before = _MISSING
-        return epoch
-
-    def prepare(self) -> None:
-        """Open the next pass and copy its first step to its places, for the next `begin`."""
-        self.check_ready()
-        before = self._before
-        if before is _MISSING and has_own_state(self._batches):
-            before = self._batches.state_dict()
-        super().prepare()
-        self._before = before
-
     def forget_prepared(self) -> None:
         """Drop what `prepare` has opened."""
-        self._prepared, self._before = None, _MISSING
+        self._prepared = None
 
     def open(self, position: Position, guard: Finalizer) -> Iteration:
         """Open a pass over the wrapped loader, which already has the state that the user loaded."""
         delivery = self.delivery
-        source = PrefetchedSource(self._batches, stateful=has_own_state(self._batches))
+        stateful = has_own_state(self._batches)
+        self._before = self._batches.state_dict() if stateful else None
+        source = PrefetchedSource(self._batches, stateful=stateful)
         # One more than is copied ahead: a batch that is read only when requested would be copied late.
         capacity = (self.ahead + (not delivery.on_host or not self.ahead)) * len(delivery.devices)
         draw = randomness.Draw(position.seed, position.epoch)
@@ -290,8 +276,10 @@ class WrappedEpochs(ReadingEpochs):
         if not has_own_state(self._batches):
             return position
         own = position.pop("source", _MISSING)
-        if own is _MISSING:  # nothing is read ahead between two passes
-            own = self._batches.state_dict() if self._before is _MISSING else self._before
+        if own is _MISSING:
+            # What a pass has read ahead, or in a step that failed, the user has not received.
+            is_open = self._latest is not None and not self._latest.ended
+            own = self._before if is_open or self._prepared is not None else self._batches.state_dict()
         if not isinstance(own, Mapping):  # for example a number
             return {_OURS: {**position, "source": own}}
         return {**own, _OURS: position}

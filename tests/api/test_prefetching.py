@@ -568,6 +568,22 @@ class TestState:
         later.load_state_dict({"read": 4, "of": "inner"})
         assert firsts(later) == [4, 5]
 
+    def test_a_first_step_that_fails_is_not_counted(self):
+        """One of its batches, which was for the other place, had been read."""
+
+        class Failing(Stateful):
+            def __iter__(self):
+                yield from itertools.islice(super().__iter__(), 1)
+                raise OSError("the disk is gone")
+
+        places = simulated_places(2)
+        loader = gpuloader.prefetch(Failing(), places=places)
+        with pytest.raises(OSError, match="the disk is gone"):
+            next(iter(loader))
+        later = gpuloader.prefetch(Stateful(), places=places)
+        later.load_state_dict(loader.state_dict())
+        assert [firsts(step) for step in later] == [[0, 1], [2, 3], [4, 5]]
+
     @pytest.mark.parametrize(
         ("batches", "state", "error", "message"),
         [
