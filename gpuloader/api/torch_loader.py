@@ -285,12 +285,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         **options: Any,
     ) -> None:
         # PyTorch only asks whether they are true, and programs pass 0 and 1. Other numbers are misplaced.
-        flags: dict[str, Any] = {
-            "shuffle": shuffle,
-            "persistent_workers": persistent_workers,
-            "in_order": in_order,
-        }
-        flags = {name: bool(flag) if flag in (0, 1) else flag for name, flag in flags.items()}
+        named = ("shuffle", shuffle), ("persistent_workers", persistent_workers), ("in_order", in_order)
+        flags: dict[str, Any] = {name: bool(flag) if flag in (0, 1) else flag for name, flag in named}
         if generator is not None and not is_torch_generator(generator):
             raise TypeError(f"generator must be a torch.Generator, got {generator!r}")
         if num_workers and is_instance(dataset, "torch.utils.data", "IterDataPipe"):
