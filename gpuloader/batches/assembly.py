@@ -324,7 +324,7 @@ class BatchRows:
     def write(self, samples: Iterable[Any], row: int = 0) -> int:
         """Write samples into the rows from `row` on; return the row after the last."""
         table, views, tree, objects = self._table, self.views, self.tree, self.objects
-        if isinstance(samples, list) and (table.in_columns or objects or not tree.is_flat):
+        if isinstance(samples, list) and (table.in_columns or objects or (tree.depth and not tree.is_flat)):
             columns = array_columns(tree, samples, row, objects)
             if columns is not None:
                 table.write_columns(views, columns, row, row + len(samples))
