@@ -78,7 +78,7 @@ def test_a_mistake_is_told_in_one_line_before_anything_is_done(monkeypatch, argu
     assert [word for word in words if word not in shown.stderr] == []
 
 
-def test_it_runs_as_a_module_and_a_reader_that_has_gone_is_no_traceback():
+def test_it_runs_as_a_module_and_output_that_cannot_be_written_is_no_traceback():
     assert run("-m", "gpuloader", "--version").stdout.startswith("gpuloader ")
     assert run("-m", "gpuloader", "train").returncode == 2
     reading, writing = os.pipe()
@@ -86,6 +86,10 @@ def test_it_runs_as_a_module_and_a_reader_that_has_gone_is_no_traceback():
     with open(writing, "wb") as gone:
         ended = run("-m", "gpuloader", "--version", stdout=gone)
     assert (ended.returncode, ended.stderr) == (1, "")
+    if os.path.exists("/dev/full"):
+        with open("/dev/full", "wb") as full:
+            ended = run("-m", "gpuloader", "--version", stdout=full)
+        assert (ended.returncode, ended.stderr) == (1, "No space left on device\n")
 
 
 def test_ctrl_c_before_a_command_begins_ends_with_one_line(monkeypatch):

@@ -360,8 +360,10 @@ class JSONLDataset(TextDataset):
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:  # noqa: ARG002
         from pyarrow import BufferReader, json
 
-        if text.lstrip(self._blank + b"\xef\xbb\xbf").startswith(b"null"):  # on which Arrow crashes
-            raise DataFileError("expected a line with an object, got null")
+        begin = text.lstrip(self._blank + b"\xef\xbb\xbf")[:4]
+        if begin == b"null" or begin.startswith(b"["):  # on null, Arrow crashes
+            found = "null" if begin == b"null" else "an array"
+            raise DataFileError(f"expected lines with an object each, got {found}")
         how = None
         if schema is not None:
             others = "error" if self._names is None else "ignore"
