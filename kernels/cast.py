@@ -19,6 +19,9 @@ from gpuloader.kernels.launching import Work, declare, spread, takes
 # Maps the number of bytes moved at once to the C++ type that moves them.
 WORDS = {1: "unsigned char", 2: "unsigned short", 4: "unsigned int", 8: "unsigned long long", 16: "uint4"}
 
+# The words that hold one number of a dtype.
+NUMBER_WORDS = (WORDS[1], WORDS[2], WORDS[4], WORDS[8])
+
 INTEGERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64")
 # Names of the float dtypes, including bfloat16.
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -36,6 +39,9 @@ def find_word(*sizes: int) -> int:
 
 _SOURCES = ("bool", *INTEGERS, *NUMPY_FLOATS)
 _TARGETS = (*INTEGERS, *FLOATS)
+
+# Without bool, which shares the entries of uint8: NumPy's bools are bytes of 0 or 1.
+ENTRIES = {"cast<{}, {}>": (_SOURCES[1:], _TARGETS)}
 
 
 @declare(values=takes(*_SOURCES))

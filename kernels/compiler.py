@@ -1,7 +1,8 @@
 """Turns a .cu file into kernels, which CuPy compiles and loads on a GPU.
 
-A file holds either one kernel of its own name or several entries: kernels of other names, or templates.
-``benchmarks/gpu/compiling.py`` lists these, with what launches use for the templates' parameters.
+A file holds either one kernel of its own name or several entries, which its Python module lists in
+``ENTRIES``: kernels of other names, or templates, each with what launches use for its parameters: dtypes, C++
+types or numbers.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.checks import check_word
-from gpuloader.kernels.cast import WORDS, find_word
+from gpuloader.kernels.cast import NUMBER_WORDS, WORDS, find_word
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, spread, spread_images, takes
 
 Layout = Literal["HWC", "CHW"]
@@ -26,6 +26,8 @@ _MOST_BYTES, _MOST_ROWS = 2**30, 2**32  # of a row, and in all: the kernel count
 _MOST_VALUES, _MOST_SAMPLES = 2**31, 2**32  # values per sample: the kernels count in 32 bits
 _MOST_COLORS = 64
 _ERASED = 8  # values of an image for each thread; rectangles are a part of it
+
+ENTRIES = {"crop<{}>": (tuple(WORDS.values())[2:],), "erase<{}>": (NUMBER_WORDS,)}
 
 
 @declare(images=takes(shape=IMAGES), windows=takes("int32", shape=("windows", 3)))

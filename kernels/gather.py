@@ -17,6 +17,8 @@ from gpuloader.kernels.launching import KernelLaunch, Work, by_value, count_lane
 
 _SIZES = {f"gather<{word}>": size for size, word in WORDS.items()}
 
+ENTRIES = {"gather<{}>": (tuple(WORDS.values()),), "gather_fields": ()}
+
 _AHEAD = 4  # words that a lane copies at once
 
 

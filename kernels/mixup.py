@@ -20,6 +20,12 @@ from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, as_hwc, check_images
 from gpuloader.kernels.one_hot import one_hot
 
+ENTRIES = {
+    "blend<{}>": (FLOATS,),
+    "paste<{}>": (cast.NUMBER_WORDS,),
+    "mix_labels<{}>": ((*cast.INTEGERS, *NUMPY_FLOATS),),
+}
+
 _OWN = 4
 _EACH = 4  # neighboring values that a thread makes
 # A row per sample, all alike: a transform's draws have a row per sample, and are staged unchanged.

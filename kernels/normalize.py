@@ -21,6 +21,8 @@ from gpuloader.sources.images import resampling
 _SOURCES = ("uint8", "float32")
 _TARGETS = ("float16", "bfloat16", "float32")
 
+ENTRIES = {"normalize<{}, {}>": (_SOURCES, _TARGETS)}
+
 _MOST_CHANNELS = 16
 # Values the twin converts at once: few enough for the CPU's cache, enough to amortize the calls.
 _PIECE = 2**17

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from gpuloader.kernels.cast import FLOATS, INTEGERS, WORDS, find_word, resolve_target
+from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMBER_WORDS, WORDS, find_word, resolve_target
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.launching import Work, check_size, declare, spread_rows, takes
+
+ENTRIES = {"one_hot<{}, {}>": (INTEGERS, NUMBER_WORDS)}
 
 
 @declare(labels=takes(*INTEGERS))

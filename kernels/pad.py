@@ -13,6 +13,7 @@ from gpuloader.kernels.cast import WORDS, find_word
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, spread_rows, takes
 
 _WIDE = {16: "Wide<4>", 8: "Wide<2>", 4: "Wide<1>", 2: WORDS[2], 1: WORDS[1]}
+ENTRIES = {"pad<{}>": (tuple(_WIDE.values()),)}
 
 _PATTERN = 16
 

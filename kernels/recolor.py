@@ -11,9 +11,11 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import IMAGES, Layout, join_shape, measure
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, spread, takes
-from gpuloader.kernels.normalize import plan_finish
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 from gpuloader.sources.images.decoding import load_pillow
 from gpuloader.sources.images.resampling import CHANGES, load_operations
+
+ENTRIES = {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, TARGETS)}
 
 # How many times the contrast of an image can be changed.
 MOST_CONTRASTS = 8

@@ -13,7 +13,7 @@ from gpuloader.checks import check_word
 from gpuloader.kernels.compiler import CPP_TYPES
 from gpuloader.kernels.crop import Layout, check_window, join_shape
 from gpuloader.kernels.launching import Work, by_value, check_shape, declare, obtain, spread, takes
-from gpuloader.kernels.normalize import plan_finish
+from gpuloader.kernels.normalize import CHANNELS, TARGETS, plan_finish
 from gpuloader.sources.images.resizing import Taps, find_taps
 
 Interpolation = Literal["bilinear", "bicubic"]
@@ -30,6 +30,8 @@ GEOMETRY = (
 
 # Numbers that `tabulate` keeps for each column and row: four for each of the kernel's TABLE_LINES.
 TABLE_LINES = 36
+
+ENTRIES = {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)}
 
 # samples, pixels, out_height, out_width, out_planar, cubic, numbers
 _IMAGES = np.dtype("u8, i8, i4, i4, i4, i4, i4", align=True)

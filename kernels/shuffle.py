@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from gpuloader.kernels.launching import Work, by_value, check_size, declare, obtain, on_stream, spread
 from gpuloader.order.randomness import PERMUTED, SORTED, SORTED_AT_MOST, derive_key, permute, sort_hashes
 
+ENTRIES = {"hash_numbers": (), "take_numbers": (), "permute_positions": ()}
+
 _ROUNDS = 5
 
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from importlib import import_module
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from gpuloader import kernels
 from gpuloader.errors import install_command
-from gpuloader.kernels.cast import FLOATS, INTEGERS, NUMPY_FLOATS, WORDS
 from gpuloader.kernels.compiler import CPP_TYPES, OPTIONS, find_nvrtc, kernel_names, read_source
-from gpuloader.kernels.normalize import CHANNELS, TARGETS
 from gpuloader.system.platforms import usable_cores
 
 # Compute capabilities times ten: of Turing, the oldest that CUDA 13 knows, Hopper and Blackwell. The kernels'
@@ -25,29 +25,6 @@ from gpuloader.system.platforms import usable_cores
 OLDEST, *NEWER = ARCHITECTURES = (75, 90, 120)
 SOURCES = Path(kernels.__path__[0])
 
-_NUMBER_WORDS = (WORDS[1], WORDS[2], WORDS[4], WORDS[8])  # those that hold one number of a dtype
-ENTRIES: dict[str, dict[str, tuple[tuple[object, ...], ...]]] = {
-    # Without bool, which shares the entries of uint8: NumPy's bools are bytes of 0 or 1.
-    "cast": {"cast<{}, {}>": ((*INTEGERS, *NUMPY_FLOATS), (*INTEGERS, *FLOATS))},
-    "crop": {"crop<{}>": ((WORDS[4], WORDS[8], WORDS[16]),), "erase<{}>": (_NUMBER_WORDS,)},
-    "gather": {"gather<{}>": (tuple(WORDS.values()),), "gather_fields": ()},
-    "mixup": {
-        "blend<{}>": (FLOATS,),
-        "paste<{}>": (_NUMBER_WORDS,),
-        "mix_labels<{}>": ((*INTEGERS, *NUMPY_FLOATS),),
-    },
-    "normalize": {"normalize<{}, {}>": (("uint8", "float32"), ("float16", "bfloat16", "float32"))},
-    "one_hot": {"one_hot<{}, {}>": (INTEGERS, _NUMBER_WORDS)},
-    "pad": {"pad<{}>": (("Wide<4>", "Wide<2>", "Wide<1>", WORDS[2], WORDS[1]),)},
-    "recolor": {"measure<{}>": (CHANNELS,), "recolor<{}, {}>": (CHANNELS, TARGETS)},
-    "resample": {"tabulate": (), "resample<{}, {}>": (CHANNELS, TARGETS)},
-    "shuffle": {"hash_numbers": (), "take_numbers": (), "permute_positions": ()},
-}
-"""What launches use of each file that has more than a kernel of its own name: entries, by their C++ names.
-
-For each parameter of a template, these are what takes its place: dtypes, C++ types or numbers.
-"""
-
 
 class CompileError(Exception):
     """A kernel does not compile without errors and warnings; the message has the compiler's output."""
@@ -55,9 +32,11 @@ class CompileError(Exception):
 
 def kernel_entries(name: str) -> tuple[str, ...]:
     """Return the entries that can be launched from a kernel's file: C++ names, with types for templates."""
+    module = import_module(f"gpuloader.kernels.{name}")
+    listed: dict[str, tuple[Any, ...]] = getattr(module, "ENTRIES", {name: ()})
     return tuple(
-        entry.format(*(CPP_TYPES.get(str(one), one) for one in types))
-        for entry, lists in ENTRIES.get(name, {name: ()}).items()
+        entry.format(*(CPP_TYPES.get(one, one) for one in types))
+        for entry, lists in listed.items()
         for types in product(*lists)
     )
 
