@@ -308,10 +308,12 @@ def fits(block: Block, schema: Schema) -> bool:
     root = schema.tree.root
     if schema.declared or not isinstance(root, Branch) or root.kind is not dict or root.keys != block.names:
         return False
+    # The field of a column without a name, such as pandas' index in a CSV file, has a name of its own.
+    if "" in block.names:
+        return False
     feeds = iter(schema.feeds)
     for child in root.children:
-        # The field of a column without a name, such as pandas' index in a CSV file, has a name of its own.
-        if not isinstance(child, Leaf) or "" in block.names:
+        if not isinstance(child, Leaf):
             return False
         feed = next(feeds) if child.is_array else None
         pieces = block.pieces(child.name)

@@ -262,6 +262,8 @@ def _write_columns(targets: list[Target], columns: Sequence[Sequence[Any]], star
                     return False
                 if rows.size > _GRAIN and threading.current_thread() is not threading.main_thread():
                     step = _GRAIN // math.prod(rows.shape[1:])
+                if not step:  # a single row is larger
+                    return False
                 for at in range(0, len(column), step):
                     # Slicing a tensor takes a sixth of the time of stacking 32 rows.
                     part = out if step == len(column) else out[at : at + step]
