@@ -6,7 +6,7 @@ import contextlib
 import math
 import numbers
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -312,20 +312,21 @@ def check_mask(value: object) -> None:
 
     if _has_masked(value if isinstance(value, list | tuple) else (value,), masked):
         raise SampleError(
-            "expected numbers, got an array with masked elements, which a batch cannot hold; fill them, e.g. "
-            "with value.filled(0), and return the mask as another field"
+            "expected numbers, got an array with masked elements; fill them, e.g. with value.filled(0), and "
+            "pass the mask as another field"
         )
 
 
-def _has_masked(values: Sequence[Any], masked: Any) -> bool:
-    """Return whether a sequence, or one nested in it, has an array with masked elements."""
+def _has_masked(values: Collection[Any], masked: Any) -> bool:
+    """Return whether a collection, or a list, tuple or mapping nested in it, has an array with masked elements."""
     kinds = set(map(type, values))
     arrays = {kind for kind in kinds if issubclass(kind, masked.MaskedArray)}
     if arrays and any(masked.is_masked(one) for one in values if type(one) in arrays):
         return True
     # By class first: a list of a million numbers has only one class, and is not searched.
-    nested = {kind for kind in kinds if issubclass(kind, list | tuple)}
-    return bool(nested) and any(_has_masked(one, masked) for one in values if type(one) in nested)
+    nested = {kind for kind in kinds if issubclass(kind, list | tuple | Mapping)}
+    inner = (one for one in values if type(one) in nested) if nested else ()
+    return any(_has_masked(one.values() if isinstance(one, Mapping) else one, masked) for one in inner)
 
 
 def _is_real(array: Array) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gpuloader.fields.convert import check_mask
 from gpuloader.foreign import as_array, is_instance, is_tensor
 from gpuloader.sources.images.folder import EXTENSIONS
 from gpuloader.sources.images.image import Image, is_encoded
@@ -59,8 +60,7 @@ def _plain(value: Any) -> Any:
         file = io.BytesIO()
         value.save(file, "PNG")
         return file.getvalue()
-    if np.ma.is_masked(value):
-        raise ValueError("masked elements cannot be written: fill them, and write the mask as another field")
+    check_mask(value)  # Arrow would write the numbers under the mask
     return as_array(value) if is_tensor(value) else value
 
 

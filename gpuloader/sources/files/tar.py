@@ -189,14 +189,15 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
             members.members = []  # otherwise tarfile would keep all of them
             end = members.offset
             found = _NAME.match(member.name)
-            if member.islnk():  # tar writes one for each further name of a file, and its sample would be lost
-                problem = f"{member.name!r} holds no bytes but a hard link to {member.linkname!r}"
-                raise DataFileError(f"{problem}; write the archive with tar --hard-dereference")
-            if not (member.isreg() or member.issym()) or _SKIPPED.match(member.name):
+            is_link = member.islnk() or member.issym()
+            if not (member.isreg() or is_link) or _SKIPPED.match(member.name):
                 continue
-            if not found or member.issym():
+            if not found:
                 nameless = member.name
                 continue
+            if is_link:  # tar writes hard links for further names of a file; their samples would be lost
+                problem = f"{member.name!r} holds no bytes but a link to {member.linkname!r}"
+                raise DataFileError(f"{problem}; write the archive with tar --dereference --hard-dereference")
             key, ending = found[1], found[2].lower()
             if sample.get("__key__") != key:
                 if sample:

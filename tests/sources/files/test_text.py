@@ -207,7 +207,7 @@ def test_json_lists_and_missing_fields(tmp_path):
         (CSVDataset, "a,b\n1,2\n,3\n", {}, "column 'a': 1 of 2 values is null"),
         (CSVDataset, "", {}, "no rows that tell"),
         (JSONLDataset, '{"a": 1}\n[2]\n', {}, "changed from object to array"),
-        (JSONLDataset, '\ufeff\n null\n{"a": 1}\n', {}, "expected lines with an object each, got null"),
+        (JSONLDataset, '\ufeff\n null\n{"a": 1}\n', {}, "column 'a': 1 of 2 values is null"),
         (JSONLDataset, '\n[{"a": 1}]\n', {}, "expected lines with an object each, got an array"),
         (JSONLDataset, f'{{"a": 1{" " * 999}}}\n' * 2_000 + '{"b": 2}\n', {}, "unexpected field"),
         (JSONLDataset, '{"a": 1}\n{"a": null}\n', {}, "column 'a': 1 of 2 values is null"),
@@ -223,6 +223,15 @@ def test_errors_name_the_file(tmp_path, kind, content, options, problem):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(DataFileError, match=rf"(?s)bad\.txt.*{problem}"):
         list(kind(path, **options))
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_null_line_is_a_row_of_nulls_wherever_it_stands(tmp_path, at):
+    lines = ['{"a": 1}', '{"a": 2}']
+    lines.insert(at, "null")
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    rows = list(JSONLDataset(tmp_path / "a.jsonl", fill={"a": -1}))
+    assert [int(row["a"]) for row in rows] == [int(line[6:-1]) if "{" in line else -1 for line in lines]
 
 
 @KINDS
