@@ -45,12 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         sys.stderr.write("Interrupted.\n")
         code = INTERRUPTED
     except OSError as error:
-        # Nobody reads the output, as in `gpuloader doctor | head -1`, or a disk is full. Python flushes again
-        # when it exits, and would print a traceback if that failed.
+        # Python flushes the output again when it exits, and would print a traceback if that failed.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
-            sys.stderr.write(f"{error.strerror or error}\n")
-        code = FAILED
+            fail(error)
+        code = FAILED  # nobody reads the output, as in `gpuloader doctor | head -1`
     sys.exit(code)
 
 

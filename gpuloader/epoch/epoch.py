@@ -179,10 +179,10 @@ class Iteration(Iterator[Any]):
             if epoch is None or not epoch.is_running:
                 return
             epoch.is_running = False
-            _running.discard(self)
+            # If a Ctrl-C cuts this short, the guard closes the epoch again when this iterator is dropped.
             if self._guard is not None:
-                self._guard.end()
-            epoch.close()
+                self._guard()
+            _running.discard(self)
 
     _shutdown_workers = close  # PyTorch's name, which programs call to stop workers early
 

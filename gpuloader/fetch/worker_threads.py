@@ -54,7 +54,8 @@ class ThreadWorkers:
         self._at_work: list[Task | None] = []  # what each thread is doing
         self._failures: list[LoaderError] = []
         self.bell: SimpleQueue[None] = SimpleQueue()  # an entry wakes the consumer: a job has ended
-        self.closed = threading.Event()  # the epoch is over
+        # The epoch is over. Not an Event: a Ctrl-C within `set` may leave its lock locked.
+        self.closed = False
         self._start(self.count)
 
     def _tasks(self, number: int) -> Tasks:
@@ -176,7 +177,7 @@ class ThreadWorkers:
 
     def _end(self) -> bool:
         """Stop the threads; return False if one did not end in time."""
-        self.closed.set()
+        self.closed = True
         for number in range(len(self._at_work)):
             self._tasks(number).put(None)
         # A thread that hangs in the user's dataset cannot be stopped from outside. It stays, harmless, until
@@ -228,13 +229,13 @@ class DividedJob:
 
     def run(self, start: int, stop: int, worker: int) -> None:
         """Fetch or write a part; the thread that fetches the last one finishes the job."""
-        job, builder, closed = self.job, self.builder, self.threads.closed
+        job, builder = self.job, self.builder
         begun = perf_counter_ns()
         error: BaseException | None = None
         failed = self._error
         try:
             # A part before a failed one may hold an earlier error, and the earliest one is raised.
-            if (failed is None or start < failed[1]) and not closed.is_set():
+            if (failed is None or start < failed[1]) and not self.threads.closed:
                 self._fetch(start, stop)
         except BaseException as raised:
             error = raised
@@ -255,7 +256,7 @@ class DividedJob:
         if self._error is not None:
             worker, _, error = self._error
         try:
-            if error is None and not closed.is_set():
+            if error is None and not self.threads.closed:
                 # Only now is it known where images lie in the slot, so that they can be decoded into it.
                 if self._fetch == builder.fetch and (unwritten := builder.lay_out()):
                     self._fetch = builder.write

@@ -318,7 +318,7 @@ def check_mask(value: object) -> None:
 
 
 def _has_masked(values: Collection[Any], masked: Any) -> bool:
-    """Return whether a collection, or a list, tuple or mapping nested in it, has an array with masked elements."""
+    """Return whether a collection, or one nested in it, has an array with masked elements."""
     kinds = set(map(type, values))
     arrays = {kind for kind in kinds if issubclass(kind, masked.MaskedArray)}
     if arrays and any(masked.is_masked(one) for one in values if type(one) in arrays):

@@ -74,9 +74,12 @@ def deferred_interrupt() -> Iterator[None]:
             signal.signal(number, defer)
         yield
     finally:
-        process.clear()  # if a handler raises before all are restored
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+        try:
+            # Ctrl-C last, because its handler raises as soon as it is back.
+            for number in reversed(handlers):
+                signal.signal(number, handlers[number])
+        finally:
+            process.clear()  # those that are not restored, because a handler raised, defer nothing
         if came:
             handlers[came[0][0]](*came[0])
 

@@ -89,7 +89,7 @@ def test_it_runs_as_a_module_and_output_that_cannot_be_written_is_no_traceback()
     if os.path.exists("/dev/full"):
         with open("/dev/full", "wb") as full:
             ended = run("-m", "gpuloader", "--version", stdout=full)
-        assert (ended.returncode, ended.stderr) == (1, "No space left on device\n")
+        assert (ended.returncode, ended.stderr) == (2, "No space left on device\n")
 
 
 def test_ctrl_c_before_a_command_begins_ends_with_one_line(monkeypatch):

@@ -282,15 +282,25 @@ def test_ctrl_c_while_workers_end_leaves_no_descriptor(monkeypatch):
         list(loader(Faulty(), start_method="fork"))
 
 
-def test_ctrl_c_at_the_end_of_an_epoch_shows_nothing_else(monkeypatch):
+def test_ctrl_c_at_the_end_of_an_epoch_shows_nothing_else_and_the_epoch_is_closed_again(monkeypatch):
+    closed = []
+
     def close(epoch, ending=Epoch.close):
+        closed.append(id(epoch))
+        if len(closed) == 1:
+            raise KeyboardInterrupt
         ending(epoch)
-        raise KeyboardInterrupt
 
     monkeypatch.setattr(Epoch, "close", close)
     with pytest.raises(KeyboardInterrupt) as caught:
-        list(loader(Faulty(), num_workers=0))
+        list(loader(Faulty(), worker_type="thread"))
     assert caught.value.__context__ is None
+    assert "gpuloader-worker-0" in {thread.name for thread in threading.enumerate()}
+    caught.value.__traceback__ = None  # it holds the iterator
+    del caught
+    gc.collect()
+    assert closed == closed[:1] * 2
+    assert "gpuloader-worker-0" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_processes_of_the_users_own_fork_server_can_be_interrupted():

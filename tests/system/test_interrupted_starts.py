@@ -1,6 +1,7 @@
 """Ctrl-C, and other signals, while threads and processes start and while they are ended."""
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -12,8 +13,9 @@ import pytest
 
 from gpuloader import DataLoader
 from gpuloader.api import dataset_epochs, epochs
-from gpuloader.epoch.epoch import open_epoch
+from gpuloader.epoch.epoch import Epoch, Iteration, open_epoch
 from gpuloader.errors import Misuse
+from gpuloader.fetch.worker_threads import ThreadWorkers
 from gpuloader.reader import buffered, multiprocess_reader, xmap_readers
 from gpuloader.sources.readers.parallel import _Permits, _ReaderProcess, _stop
 from gpuloader.system.processes import _begin, fork_child, starting
@@ -109,11 +111,14 @@ def interrupt_an_epoch_of(loader, function):
     interrupted_at(function, begin, loader._epochs._idle.clear)
 
 
+MOMENTS = dataset_epochs.DatasetEpochs.open, open_epoch, Iteration.close, Epoch.close
+
+
 @pytest.mark.parametrize(
-    "function", [dataset_epochs.DatasetEpochs.open, open_epoch], ids=["opening", "guarding"]
+    ("kind", "function"),
+    [*itertools.product(["process", "thread"], MOMENTS), ("thread", ThreadWorkers._end)],
 )
-@pytest.mark.parametrize("kind", ["process", "thread"])
-def test_ctrl_c_while_an_epoch_opens_leaves_no_worker(function, kind):
+def test_ctrl_c_while_an_epoch_opens_or_closes_leaves_no_worker(function, kind):
     method = "fork" if kind == "process" else None
     loader = DataLoader(np.zeros(40), places="cpu", num_workers=1, worker_type=kind, start_method=method)
 
@@ -156,6 +161,17 @@ def test_a_worker_has_the_signal_handlers_of_its_program(tmp_path):
     finally:
         signal.signal(signal.SIGUSR1, before)
     assert 1 <= len(list(tmp_path.iterdir())) <= 2
+
+
+def test_the_handlers_come_back_whenever_ctrl_c_arrives():
+    def start():
+        with deferred_interrupt():
+            pass
+
+    def check():
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+    interrupted_at(deferred_interrupt, start, check)
 
 
 def test_a_second_signal_is_handled_immediately_and_the_handlers_come_back():
