@@ -175,12 +175,10 @@ class SampleRows:
 
     def _write_other(self, target: Target, index: int, value: Any) -> None:
         """Write one value that is not an array, or an array that has to be converted."""
-        rows, region, places, numbers, kinds, packers, memory, _ = target
+        rows, region, places, _, _, packers, memory, _ = target
         kind = type(value)
         try:
-            if kind in kinds:
-                numbers[index] = value
-            elif kind in packers:
+            if kind in packers:
                 packers[kind](memory, index, value)
             else:
                 array = value

@@ -137,23 +137,19 @@ class Comparison:
         return f"{self.median:.2f} of the time ({spread})"
 
 
-def train(digits: DigitSet, place: Place, *, epochs: int, asynchronous: bool, wait: float = 0.0) -> Run:
-    """Train a new model; equal arguments produce equal losses, however the data is read.
+def train(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float = 0.0) -> Iterator[Run]:
+    """Train a new model an epoch at a time, so that runs can take turns; yield the run so far.
+
+    Equal arguments produce equal losses, however the data is read.
 
     `wait` seconds are added to each read, to simulate a slow disk, and to each step, for a larger model.
 
     >>> from gpuloader import CPUPlace
     >>> digits = mnist.sample().valid
-    >>> one, two = (train(digits, CPUPlace(), epochs=1, asynchronous=way) for way in (False, True))
+    >>> one, two = (next(train(digits, CPUPlace(), asynchronous=way)) for way in (False, True))
     >>> len(one.losses), bool((one.losses == two.losses).all())
     (5, True)
     """
-    epochs_of_run = _open_run(digits, place, asynchronous=asynchronous, wait=wait)
-    return [next(epochs_of_run) for _ in range(epochs)][-1]
-
-
-def _open_run(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float) -> Iterator[Run]:
-    """Train an epoch at a time, so that runs can take turns; yield the run so far."""
 
     def delay(batch: Any) -> Any:
         time.sleep(wait)
@@ -210,7 +206,7 @@ def train_in_turn(
         # Without waits, MNIST is read too fast to show what reading ahead hides, hence a second pair.
         plan = {"as it is": (epochs, 0.0)} | ({"with waits": (few, wait)} if wait else {})
     tell("warming up")
-    train(digits, place, epochs=1, asynchronous=True)  # fills caches and starts the GPU libraries
+    next(train(digits, place, asynchronous=True))  # fills caches and starts the GPU libraries
     groups: dict[str, dict[str, Run]] = {}
     comparisons: dict[str, Comparison] = {}
     for title, (count, seconds) in plan.items():
@@ -218,8 +214,7 @@ def train_in_turn(
         ratios: list[float] = []
         for _ in range(1 if way else -(-turns // count)):
             opened = [
-                (one, _open_run(digits, place, asynchronous=one == "asynchronous", wait=seconds))
-                for one in ways
+                (one, train(digits, place, asynchronous=one == "asynchronous", wait=seconds)) for one in ways
             ]
             for _ in range(count):
                 tell(f"{title}, turn {len(ratios) + 1}")

@@ -20,7 +20,7 @@ from gpuloader.kernels.compiler import kernel_names, read_source
 from gpuloader.sources.images.turbojpeg import load_turbojpeg
 from gpuloader.system import cores
 from gpuloader.system.cores import ControlGroup, Cores, read_text
-from gpuloader.system.platforms import allowed_cores
+from gpuloader.system.platforms import allowed_cores, available_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Machine:
     `distributions` maps lower-case names to versions; `driver` is the NVIDIA kernel module's version, or "".
     `cuda` is what CuPy says (`gpuloader.devices.cuda.describe_machine`, and `nvrtc`).
     `node_of_gpu` has the NUMA node of each GPU, `cores` those that this process may run on. `memory` and
-    `shared` (``/dev/shm``) are totals and what is free of them.
+    `shared` (``/dev/shm``) are totals and what is free of them, within the control group's limit.
     """
 
     distributions: Mapping[str, str] = field(default_factory=dict)
@@ -76,9 +76,8 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
     """
     # The kernel's file, not nvidia-smi, which a container may lack.
     driver = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", read_text(root / "proc/driver/nvidia/version"))
-    lines = [line.split() for line in read_text(root / "proc/meminfo").splitlines()]
-    sizes = {line[0].rstrip(":"): int(line[1]) * 1024 for line in lines if len(line) > 1}
-    has_sizes = "MemTotal" in sizes and "MemAvailable" in sizes
+    total = re.search(r"^MemTotal:\s+(\d+) kB", read_text(root / "proc/meminfo"), re.M)
+    available = available_memory(root)
     shared, kernels = None, tuple[str, ...]()
     with suppress(OSError, AttributeError):  # missing, or Windows
         found = os.statvfs(root / "dev/shm")
@@ -104,7 +103,7 @@ def read_machine(root: Path, attempt: Attempt) -> Machine:
         file_limit=read_limit("RLIMIT_NOFILE"),
         files_open=len(list((root / "proc/self/fd").glob("*"))),
         group=cores.read_control_group(root),
-        memory=(sizes["MemTotal"], sizes["MemAvailable"]) if has_sizes else None,
+        memory=(int(total[1]) * 1024, available) if total and available is not None else None,
         shared=shared,
         lockable=read_limit("RLIMIT_MEMLOCK"),
     )

@@ -328,9 +328,6 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
         yield find("memory", "unknown on this system")
     else:
         total, left = machine.memory
-        # The kernel's figure is for the machine; in a container, the group's limit comes first.
-        if group.memory_limit is not None:
-            left = min(left, max(group.memory_limit - group.memory_used, 0))
         value = f"{show_bytes(left)} available of {show_bytes(total)}"
         advice = (
             "A loader reserves all its slots at once. Lower batch_size or prefetch_factor, or free memory."

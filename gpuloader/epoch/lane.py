@@ -75,9 +75,8 @@ class Lane:
 
     Parameters
     ----------
-    output : Output or None
-        The framework whose arrays the user gets, and the stream on which the user computes; None for those of
-        the device.
+    output : Output
+        The framework whose arrays the user gets, and the stream on which the user computes.
     programmer : Programmer or None
         Builds the programs that transform batches on the device after their copy. May be replaced between
         epochs.
@@ -93,7 +92,7 @@ class Lane:
         ring: Ring,
         prefetch: int,
         meter: Meter,
-        output: Output | None = None,
+        output: Output,
         programmer: Programmer | None = None,
         static: StaticSlot | None = None,
         urgent: bool = False,
@@ -104,10 +103,9 @@ class Lane:
         self.programmer = None if device.direct else programmer
         # Whether no user code runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
-        self._output = output or SharedOutput(device.consumer_stream)
-        self._convert = None if output is None else output.convert
+        self._output = output
         # Whether a host's arrays become tensors.
-        self._wraps = not isinstance(self._output, SharedOutput) or self._output.wrap is not None
+        self._wraps = not isinstance(output, SharedOutput) or output.wrap is not None
         self._ring = ring
         self._meter = meter
         self._urgent = urgent
@@ -351,7 +349,7 @@ class Lane:
         if mask is not None:  # shared and read-only, which a tensor cannot be, so the tensor gets a copy
             # A new view for each batch, because a user may change the shape of an array in place.
             arrays.append(mask.array.copy() if self._wraps else mask.array[:])
-        return arrays if self._convert is None else self._convert(arrays, None)
+        return self._output.convert(arrays, None)
 
     # The batch is dropped: its slots come back.
 

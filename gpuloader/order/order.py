@@ -21,7 +21,7 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
-from numpy.typing import ArrayLike, DTypeLike, NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.errors import BadValue
 from gpuloader.foreign import is_tensor, tensor_array
@@ -47,9 +47,9 @@ _CHUNK = 4096
 """Entries computed at a time; at about this size, the overhead of NumPy's calls equals their work."""
 
 
-def as_plain(values: Any, dtype: DTypeLike) -> NDArray[Any]:
-    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as `dtype`."""
-    return tensor_array(values.detach(), np.dtype(dtype)) if is_tensor(values) else np.asarray(values)
+def as_plain(values: Any) -> NDArray[Any]:
+    """Return values as an array, without a copy where possible; tensors of dtypes NumPy lacks as float64."""
+    return tensor_array(values.detach(), np.dtype(np.float64)) if is_tensor(values) else np.asarray(values)
 
 
 def as_indices(name: str, indices: ArrayLike) -> IndexArray:
@@ -333,7 +333,7 @@ def as_weights(
     """
     try:
         # NumPy 2 warns if it is asked to copy a PyTorch tensor, so it first gets a view.
-        array = np.array(as_plain(weights, np.float64), np.float64)
+        array = np.array(as_plain(weights), np.float64)
     except (TypeError, ValueError) as error:
         raise BadValue(f"weights must be a list of numbers, got {type(weights).__name__}: {error}") from None
     if array.ndim != 1:
@@ -669,13 +669,6 @@ class Stretch:
     first: int
     last: int
     count: int
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, position: int) -> int:
-        """Return the dataset index of one sample."""
-        return int(self.indices()[position])
 
     def indices(self) -> IndexArray:
         """Return the dataset indices of the samples."""

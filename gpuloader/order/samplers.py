@@ -724,7 +724,7 @@ def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:
 def _as_lengths(lengths: Any) -> NDArray[Any]:
     expected = "lengths must be a list of numbers, one per sample"
     try:
-        array = orders.as_plain(lengths, np.float64)
+        array = orders.as_plain(lengths)
     except ValueError as error:
         raise ValueError(f"{expected}: {error}; for a dataset, pass key=len or a function like it") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iuf"):

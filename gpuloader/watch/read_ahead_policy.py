@@ -79,7 +79,7 @@ class ReadAheadPolicy:
     trying: bool = False  # whether the thread must not do so, because both are being measured alone
     _reads: list[int] = field(default_factory=list)
     # Several threads may loop over one loader, each in an epoch of its own.
-    _deciding: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+    _deciding: threading.Lock = field(default_factory=threading.Lock)
     _steps: list[int] = field(default_factory=list)
     _waits: list[int] = field(default_factory=list)
     _total: int = 0

@@ -5,6 +5,7 @@ import pytest
 from gpuloader.doctor import facts
 from gpuloader.doctor.facts import installed_distributions, read_machine
 from tests.doctor.machines import Trials, cuda, write_driver
+from tests.fakes import limit_memory
 from tests.system.test_cores import BUS, make_machine
 
 
@@ -19,6 +20,13 @@ def test_memory_and_open_files_are_read_below_the_root(tmp_path):
     found = read_machine(tmp_path, Trials(gpus=cuda()))
     assert (found.memory, found.files_open) == ((2 << 20, 1 << 20), 7)
     assert found.shared[0] >= found.shared[1] >= 0
+
+
+def test_what_a_control_group_leaves_is_what_is_free_of_the_memory(tmp_path):
+    limit_memory(tmp_path, "4096", 1024)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemTotal: 64 kB\nMemAvailable: 32 kB\n")
+    assert read_machine(tmp_path, Trials(gpus=cuda())).memory == (64 << 10, 3072)
 
 
 def test_nothing_below_the_root_is_unknown_and_this_process_is_known(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import pytest
 from gpuloader import CPUPlace, DataLoader, IterableDataset, LoaderError
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.host import HostDevice
+from gpuloader.devices.outputs import SharedOutput
 from gpuloader.devices.places import CustomPlace, Place
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, EpochBuffers, Iteration, KernelsAhead, open_epoch, take_buffers
@@ -86,7 +87,10 @@ class Stepping:
         prefetch = 0 if hosts == places else prefetch
         self.ring = Ring(*count_slots(8, self.devices, prefetch))
         self.meter, self.idle = Meter(), deque()
-        self.lanes = [Lane(device, self.ring, prefetch, self.meter) for device in self.devices]
+        self.lanes = [
+            Lane(device, self.ring, prefetch, self.meter, SharedOutput(device.consumer_stream))
+            for device in self.devices
+        ]
         self.fetch = Staged(self.ring, entries)
         buffers = EpochBuffers(self.ring, tuple(self.lanes), os.getpid())
         where = buffers, self.fetch, lambda step: step, self.idle, self.meter

@@ -9,6 +9,7 @@ import pytest
 
 from gpuloader import CUDAPlace, LoaderError
 from gpuloader.batches.staged import StagedBatch
+from gpuloader.devices.outputs import SharedOutput
 from gpuloader.devices.places import open_device
 from gpuloader.epoch.lane import Lane
 from gpuloader.staging import Ring, arrange
@@ -36,7 +37,7 @@ class Copying:
         self.runtime = runtime
         device = open_device(CUDAPlace(0))
         self.ring = Ring(slots, 0, device.locker)  # copies from other memory would be waited for
-        self.lane = Lane(device, self.ring, 1, Meter(), None, programmer)
+        self.lane = Lane(device, self.ring, 1, Meter(), SharedOutput(device.consumer_stream), programmer)
         self.number = 0
 
     def issue(self, layout=LAYOUT):

@@ -76,9 +76,8 @@ class ServedChild(processes.ChildHandle):
                 status.detach()
 
 
-_Server = tuple[
-    socket.socket, processes.ChildHandle, Living[ServedChild]
-]  # the control link, the process, its workers
+# The control link, the process, and its workers.
+_Server = tuple[socket.socket, processes.ChildHandle, Living[ServedChild]]
 
 
 class ForkServer:
