@@ -109,8 +109,8 @@ _FieldSpec = tuple[np.dtype[Any], tuple[int | None, ...], int]
 The shape of a field that varies is the shape of one of its steps.
 """
 NUMBERS: dict[type, np.dtype[Any]] = {kind: np.dtype(kind) for kind in (bool, int, float)}
-# Classes and dtypes of plain tensors, with the dtypes that they settle: an array over the first sample of each
-# batch takes longer than all other checks of it.
+# Classes and dtypes of plain tensors, with the dtypes that they settle: an array over the first sample of
+# each batch takes longer than all other checks of it.
 _TENSORS: set[tuple[type, Any, np.dtype[Any]]] = set()
 _LARGEST = np.iinfo(int).max
 _MOST_SCHEMAS = 8
