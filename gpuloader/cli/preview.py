@@ -9,13 +9,11 @@ from typing import Any
 
 from gpuloader.cli import fail, parse_count
 
-FILE = Path("show.png")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of images")
-    parser.add_argument("--output", type=Path, default=FILE, metavar="FILE", help=f"default: {FILE}")
+    parser.add_argument("--output", type=Path, default="show.png", metavar="FILE", help="default: show.png")
     parser.add_argument("--count", type=parse_count, default=16, help="images to draw (default: 16)")
     parser.add_argument("--size", type=parse_count, default=224, help="height and width (default: 224)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice and the augmentation (default: 0)")
