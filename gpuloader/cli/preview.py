@@ -20,7 +20,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plain", action="store_true", help="resize and crop only, without augmentation")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Draw augmented images of a folder, with their masks and boxes, as a PNG.
 
     FOLDER has a folder of images for each class, or just images. Or it has the folders images and masks, with
@@ -30,14 +30,14 @@ def run(options: argparse.Namespace) -> int:
     from gpuloader.errors import LoaderError
 
     try:
-        draw(options)
+        drawn = draw(options)
     except (LoaderError, OSError, ValueError) as error:
         fail(error)
-    return 0
+    print(drawn)  # here, as an output that cannot be written is no mistake in the command line
 
 
-def draw(options: argparse.Namespace) -> None:
-    """Draw images of the folder, and report what was drawn."""
+def draw(options: argparse.Namespace) -> str:
+    """Draw images of the folder, and return a line that says what was drawn."""
     from gpuloader import DataLoader, show
     from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
 
@@ -52,7 +52,7 @@ def draw(options: argparse.Namespace) -> None:
     )
     drawn = show(next(iter(loader)), classes=classes, fields=fields if isinstance(fields, tuple) else None)
     drawn.save(options.output)
-    print(f"{options.output}: {count} of {len(dataset):,} images of {options.folder}")
+    return f"{options.output}: {count} of {len(dataset):,} images of {options.folder}"
 
 
 def open_folder(folder: Path) -> tuple[Any, Any, Sequence[str] | None]:
