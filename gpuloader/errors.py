@@ -454,6 +454,8 @@ def describe_error(error: BaseException) -> str:
 def import_package(module: str, what: str, extra: str, package: str = "") -> Any:
     """Return a module of an optional package; raise `MissingPackage` if it is not installed.
 
+    An empty `extra` stands for a package that none of ours brings.
+
     >>> import_package("no_such_module", "reading Parquet files", "parquet", "pyarrow")
     Traceback (most recent call last):
         ...
@@ -462,5 +464,6 @@ def import_package(module: str, what: str, extra: str, package: str = "") -> Any
     try:
         return import_module(module)
     except ImportError as error:
-        missing = f"{what} needs {package or module}, which is not installed: {install_command(extra)}"
+        command = install_command(extra) if extra else f"pip install {package or module}"
+        missing = f"{what} needs {package or module}, which is not installed: {command}"
         raise MissingPackage(missing, name=package or module) from error

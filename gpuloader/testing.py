@@ -29,10 +29,8 @@ def simulated_places(count: int, seed: int = 0) -> list[CustomPlace]:
     >>> [place.device.name for place in simulated_places(2)]
     ['simulated:0', 'simulated:1']
     """
-    places = []
-    for index in range(count):
-        places.append(CustomPlace(SimulatedDevice(f"simulated:{index}", seed=seed * 1009 + index)))
-    return places
+    devices = (SimulatedDevice(f"simulated:{index}", seed=seed * 1009 + index) for index in range(count))
+    return list(map(CustomPlace, devices))
 
 
 class StepReader:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import inspect
-import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,8 +32,10 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line and exit with its code."""
+    # A stream that was closed, as with `>&-`, is None. A file also takes its number, or the next one would.
+    sys.stdout, sys.stderr = (stream or Path(os.devnull).open("w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # print a question mark if the locale has no µ
+        if hasattr(stream, "reconfigure"):  # print a question mark if the locale has no µ
             stream.reconfigure(errors="replace")
     try:
         options = make_parser().parse_args(arguments)

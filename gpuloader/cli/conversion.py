@@ -51,10 +51,9 @@ def open_source(source: str) -> Any:
     import gpuloader
 
     if source.startswith("hf:"):
-        from datasets import load_dataset
-
+        datasets = gpuloader.errors.import_package("datasets", f"reading {source}", "")
         name, _, split = source.removeprefix("hf:").partition(":")
-        return load_dataset(name, split=split or "train")
+        return datasets.load_dataset(name, split=split or "train")
     if Path(source).is_dir():
         return gpuloader.ImageFolder(source)
     kinds = {

@@ -9,20 +9,18 @@ from typing import Any
 
 from gpuloader.cli import fail, parse_count
 
-FILE = Path("show.png")
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder of images")
-    parser.add_argument("--output", type=Path, default=FILE, metavar="FILE", help=f"default: {FILE}")
+    parser.add_argument("--output", type=Path, default="show.png", metavar="FILE", help="default: show.png")
     parser.add_argument("--count", type=parse_count, default=16, help="images to draw (default: 16)")
     parser.add_argument("--size", type=parse_count, default=224, help="height and width (default: 224)")
     parser.add_argument("--seed", type=int, default=0, help="of the choice and the augmentation (default: 0)")
     parser.add_argument("--plain", action="store_true", help="resize and crop only, without augmentation")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Draw augmented images of a folder, with their masks and boxes, as a PNG.
 
     FOLDER has a folder of images for each class, or just images. Or it has the folders images and masks, with
@@ -32,14 +30,14 @@ def run(options: argparse.Namespace) -> int:
     from gpuloader.errors import LoaderError
 
     try:
-        draw(options)
+        drawn = draw(options)
     except (LoaderError, OSError, ValueError) as error:
         fail(error)
-    return 0
+    print(drawn)  # here, as an output that cannot be written is no mistake in the command line
 
 
-def draw(options: argparse.Namespace) -> None:
-    """Draw images of the folder, and report what was drawn."""
+def draw(options: argparse.Namespace) -> str:
+    """Draw images of the folder, and return a line that says what was drawn."""
     from gpuloader import DataLoader, show
     from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
 
@@ -54,7 +52,7 @@ def draw(options: argparse.Namespace) -> None:
     )
     drawn = show(next(iter(loader)), classes=classes, fields=fields if isinstance(fields, tuple) else None)
     drawn.save(options.output)
-    print(f"{options.output}: {count} of {len(dataset):,} images of {options.folder}")
+    return f"{options.output}: {count} of {len(dataset):,} images of {options.folder}"
 
 
 def open_folder(folder: Path) -> tuple[Any, Any, Sequence[str] | None]:

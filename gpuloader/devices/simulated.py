@@ -98,7 +98,7 @@ class SimulatedMemory:
 
 
 class SimulatedArray:
-    """An array of a batch on a simulated device; it can be sliced, and read by kernels."""
+    """An array of a batch on a simulated device; it is sliced, and read by kernels and `numpy.asarray`."""
 
     def __init__(self, device: SimulatedDevice, memory: SimulatedMemory, data: Any, lease: Lease) -> None:
         self._device, self._memory, self._data, self._lease = device, memory, data, lease
@@ -106,6 +106,9 @@ class SimulatedArray:
 
     def __len__(self) -> int:
         return len(self._data)
+
+    def __repr__(self) -> str:  # without the values, whose copy may not be done
+        return f"<SimulatedArray {self.shape} {self.dtype} on {self._device.name}>"
 
     def _view(self, data: Any) -> SimulatedArray:
         return SimulatedArray(self._device, self._memory, data, self._lease)

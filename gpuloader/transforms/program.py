@@ -570,7 +570,7 @@ class _Planner:
         for given in fields:
             name = self.names[0] if given is None and self.names else given
             if name is None or name not in self.present:
-                problem = f"no such array field to transform; the sample has {self.names}"
+                problem = f"no such array field to transform; names are text, and the sample has {self.names}"
                 raise SampleError(problem, field=name)
             names.append(name)
             numbers += self.present[name]

@@ -92,6 +92,17 @@ def test_it_runs_as_a_module_and_output_that_cannot_be_written_is_no_traceback()
         assert (ended.returncode, ended.stderr) == (2, "No space left on device\n")
 
 
+def test_a_closed_output_is_no_traceback():
+    """As with `gpuloader --version >&-` in a shell: Python has no such stream then."""
+    code = "import os, sys\nos.close({})\nos.execv(sys.executable, [sys.executable, '-m', 'gpuloader', {!r}])"
+    for closed, argument, exit_code in ((1, "--version", 0), (1, "train", 2), (2, "train", 2)):
+        ended = run("-c", code.format(closed, argument))
+        assert (ended.returncode, ended.stdout) == (exit_code, "")
+        told = "" if closed == 2 or exit_code == 0 else "argument COMMAND: invalid choice"
+        assert ended.stderr.startswith(told)
+        assert "Traceback" not in ended.stderr
+
+
 def test_ctrl_c_before_a_command_begins_ends_with_one_line(monkeypatch):
     def interrupt():
         raise KeyboardInterrupt

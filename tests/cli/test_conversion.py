@@ -1,5 +1,7 @@
 """``gpuloader convert``: which sources it takes, and what it says."""
 
+import sys
+
 import pytest
 
 from gpuloader import ParquetDataset, TarDataset
@@ -38,3 +40,11 @@ def test_mistakes_are_one_line(tmp_path):
         assert shown.exit_code == 2
         assert problem in shown.stderr
         assert shown.stderr.count("\n") == 1
+
+
+def test_a_missing_package_is_named_with_what_installs_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # as if it were not installed
+    shown = invoke("convert", "hf:digits:test", str(tmp_path / "out"))
+    told = "reading hf:digits:test needs datasets, which is not installed: pip install datasets\n"
+    assert (shown.exit_code, shown.stderr) == (2, told)
+    assert not (tmp_path / "out").exists()

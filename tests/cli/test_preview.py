@@ -1,9 +1,11 @@
 """``gpuloader show``: the folders that it draws, and what it says of those that it cannot."""
 
+import os
+
 import numpy as np
 import pytest
 
-from tests.cli.running import invoke
+from tests.cli.running import invoke, run
 from tests.picture_files import encode, make_pixels, pillow, write_folder
 
 
@@ -80,3 +82,15 @@ def test_pictures_of_any_size_are_drawn(tmp_path):
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "a.png").write_bytes(encode(make_pixels(3, 200), "PNG"))
     drawn(tmp_path / "some", count=1, size=7)
+
+
+def test_an_output_that_nobody_reads_is_no_mistake(tmp_path):
+    """As with ``gpuloader show photos | head -0`` where Python does not buffer its output."""
+    write_folder(tmp_path / "photos")
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = ["-u", "-m", "gpuloader", "show", str(tmp_path / "photos"), "--output", str(tmp_path / "x.png")]
+    with open(writing, "wb") as gone:
+        ended = run(*command, stdout=gone)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert (tmp_path / "x.png").exists()

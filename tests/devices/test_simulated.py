@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuloader import LoaderError
+from gpuloader import DataLoader, LoaderError
 from gpuloader.staging import Lease
-from gpuloader.testing import RaceError, SimulatedDevice
+from gpuloader.testing import RaceError, SimulatedDevice, simulated_places
 from tests.devices.conformance import LAYOUT, make_slot
 
 
@@ -159,3 +159,11 @@ def test_an_event_on_an_idle_stream_is_reached_no_earlier_than_it_was_recorded()
     device.record(late, idle)
     device.synchronize(late)
     assert device.elapsed(early, late) == 3.0
+
+
+def test_a_batch_is_shown_by_its_shape_dtype_and_device_without_reading_it():
+    (place,) = simulated_places(1)
+    batch = next(iter(DataLoader(np.arange(12, dtype="float32"), places=place, batch_size=4)))
+    before = place.device.now
+    assert repr([batch]) == "[<SimulatedArray (4,) float32 on simulated:0>]"
+    assert place.device.now == before
