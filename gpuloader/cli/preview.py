@@ -33,7 +33,7 @@ def run(options: argparse.Namespace) -> None:
         drawn = draw(options)
     except (LoaderError, OSError, ValueError) as error:
         fail(error)
-    print(drawn)  # here, as an output that cannot be written is no mistake in the command line
+    print(drawn)  # not above, because a closed pipe is no mistake
 
 
 def draw(options: argparse.Namespace) -> str:
