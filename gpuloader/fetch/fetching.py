@@ -174,7 +174,10 @@ class Fetching:
             self._workers = replace(self._workers, count=self.count, prefetch_factor=depth)
 
     def open(self, epoch: EpochRequest, ring: Ring) -> Fetch:
-        """Start an epoch and return the fetch that fills the ring's slots; the caller defers interrupts."""
+        """Start an epoch and return the fetch that fills the ring's slots.
+
+        If that starts a worker or a thread, the caller defers interrupts.
+        """
         if self._process != os.getpid():
             # The fork may have copied locks of the assembler that a thread held.
             self._assembler = self._spec.make_assembler()
