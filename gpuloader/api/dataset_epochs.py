@@ -87,7 +87,7 @@ class DatasetEpochs(Epochs):
         plan, fetching, tuner = self.plan, self._fetching, self._fetching.tuner
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
-        watch = None if plan.batching.sharding else warn_if_undivided(batching)
+        watch = None if batching.sharding else warn_if_undivided(batching)
         if plan.batching.sharding is not None:
             self._number_batches(position, batching)
         if position.copies == 0 and position is self._resumed:

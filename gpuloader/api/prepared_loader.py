@@ -27,8 +27,7 @@ class PreparedLoader:
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader, epochs = loader, loader._epochs
-        self.total_batch_size = (epochs.plan.batching.size or 1) * epochs.ranks[1]  # by Accelerate's name
+        self.loader = loader
         self._iterate: Callable[[], Iterator[Any]] = partial(iter, loader)
         self._state: dict[str, Any] | None = None
         self._skipped = 0
@@ -37,9 +36,24 @@ class PreparedLoader:
         """Return the number of steps in an epoch."""
         return len(self.loader)
 
+    # By the names that Accelerate's own loaders have for them.
+
+    @property
+    def total_batch_size(self) -> int:
+        """The number of samples in a step of all processes; `AttributeError` without batches of one size."""
+        plan, ranks = self.loader._epochs.plan, self.loader._epochs.ranks[1]
+        if plan.batching.size is None or plan.batching.single:
+            raise AttributeError("total_batch_size needs batches of one size")
+        return plan.batching.size * ranks * (1 if plan.delivery.shards > 1 else len(plan.delivery.devices))
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The number of samples in the dataset; raises `TypeError` if it has no length."""
+        return len(self.loader.dataset)
+
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and tell Accelerate where it ends."""
-        known = _make_known()  # for each loop: Accelerate keeps a stack of the loaders that run
+        known = _make_known(self.loader)  # for each loop: Accelerate keeps a stack of the loaders that run
         if (generator := self.loader._epochs.plan.batching.torch_generator) is not None:
             from accelerate.utils import synchronize_rng_states
 
@@ -107,7 +121,7 @@ class PreparedLoader:
         self._state = None
 
 
-def _make_known() -> Any:
+def _make_known(loader: DataLoader[Any]) -> Any:
     """Return the state that Accelerate keeps about a loader while it is looped over."""
     from accelerate import data_loader, state
 
@@ -116,6 +130,9 @@ def _make_known() -> Any:
 
         gradient_state = state.GradientState()
         _drop_last = True  # repeated samples at the end of an epoch are counted here, not by Accelerate
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loader, name)  # programs ask the `active_dataloader` for its dataset
 
     return Known()
 
@@ -207,5 +224,5 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     >>> skip_first_batches(loader, 1).state_dict()["batches"]
     1
     """
-    getattr(loader, "_prepared", loader).skip(check_whole("num_batches", num_batches, 2**63))
+    (getattr(loader, "_prepared", None) or loader).skip(check_whole("num_batches", num_batches, 2**63))
     return loader

@@ -8,7 +8,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial, wraps
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -154,6 +154,8 @@ _OF_BATCHES = ("batch_size", "drop_last", "sampler")
 # These can be set between epochs, and before the loader is made.
 _OPTIONS = {*_COMPUTED[:4], "collate_fn", "generator", "in_order", "timeout"}
 _OPTIONS |= {"pin_memory", "pin_memory_device"}
+_OF_PREPARED = {"device", "iteration", "rng_types", "synchronized_generator", "use_stateful_dataloader"}
+_OF_PREPARED |= {"total_batch_size", "total_dataset_length"}
 _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
 _FIXED = dataset_loader.FIXED - _OPTIONS
 
@@ -237,7 +239,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     (1, 2) tensor([9])
     """
 
-    _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
+    _prepared: PreparedLoader | None = None  # what Accelerate finds here, once it has the loader
     __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
     num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = (
         _Computed(vars(dataset_loader.DataLoader)[name].fget) for name in _COMPUTED
@@ -297,9 +299,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
-        if collate_fn is None and batch_size is not None:
-            found = _collate_functions()[0].default_collate  # a program may have replaced PyTorch's
-            collate_fn = None if found is default_collate else found
+        if collate_fn is None:
+            own: Any = default_convert if batch_size is None else default_collate
+            found = getattr(_collate_functions()[0], own.__name__)  # a program may have replaced PyTorch's
+            collate_fn = None if found is own else found
         super().__init__(
             dataset, batch_size=batch_size, sampler=sampler, batch_sampler=batch_sampler,
             num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
@@ -389,9 +392,19 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if value is None and "_epochs" in vars(self):
             self.close()
 
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Whether Accelerate takes the loader as it is; Accelerate asks while it prepares the loader."""
+    if not TYPE_CHECKING:  # for which a loader would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            # Not properties, which what lists a loader's attributes would ask for: Accelerate prepares the
+            # loader when it asks whether it is prepared. And a program's own attributes come first.
+            if name == "_is_accelerate_prepared":
+                return self._prepare_for_accelerate()
+            if self._prepared is not None and name in _OF_PREPARED:
+                return self._hand_over() if name == "iteration" else getattr(self._prepared, name)
+            return object.__getattribute__(self, name)  # raises
+
+    def _prepare_for_accelerate(self) -> bool:
+        """Return whether Accelerate takes the loader as it is, which then knows where an epoch ends."""
         if self._prepared is None:
             from accelerate import data_loader, state  # certainly installed: only Accelerate asks
 
@@ -401,36 +414,30 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
             if not (placed and divided) or options.shard is None:
                 if own:
-                    warn(_IGNORES.format(", ".join(own)), UserWarning, 1)
+                    warn(_IGNORES.format(", ".join(own)), UserWarning, 2)
                 return False
             if options.seed is None and options.shard == AUTO:
                 own += self._name_own_source()
                 # Accelerate's options, of which no loader is told, determine the order on several processes,
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
-                    warn(_READ_BY_PYTORCH, UserWarning, 1)
+                    warn(_READ_BY_PYTORCH, UserWarning, 2)
                     if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
-                warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
+                warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 2)
             if process.device.type != "cpu":
                 self._reopen({"places": process.device})
             self._take_rank(process.process_index, process.num_processes)
-            self._prepared = PreparedLoader(self)
-            self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
-            self._kind, self.device = data_loader.DataLoaderShard, process.device
-            self.use_stateful_dataloader = True  # makes `save_state` ask for the state
-            # What users, and `skip_first_batches` below, find at Accelerate's own loaders.
-            self.total_batch_size = self._prepared.total_batch_size
-            self.synchronized_generator = self._epochs.plan.batching.torch_generator
-            self.rng_types = [] if self.synchronized_generator is None else ["generator"]
-            if isinstance(batches := self.batch_sampler, UpcomingBatches):
-                batches.lead_to(self._epochs, counts=True)  # for `skip_first_batches`, which reads them
+            self._prepared, generator = PreparedLoader(self), self._epochs.plan.batching.torch_generator
+            vars(self._prepared).update(
+                # Not iterating over this loader, which would ask for what is made here. And `save_state` asks
+                # a stateful loader for its state.
+                _iterate=super().__iter__, kind=data_loader.DataLoaderShard, use_stateful_dataloader=True,
+                device=process.device, synchronized_generator=generator,
+                rng_types=[] if generator is None else ["generator"],
+            )  # fmt: skip
         return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        """Accept Accelerate's note that it has prepared the loader."""
 
     def _take_rank(self, rank: int, ranks: int) -> None:
         """Divide for this rank, which 'auto' does not do under Accelerate."""
@@ -439,23 +446,22 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             unseeded = options.seed is None and options.generator is None
             self._reopen({"shard": (rank, ranks), "seed": 0 if unseeded else options.seed})
 
-    # `accelerate.skip_first_batches` asks for these. It makes a loader that knows where an epoch ends only
-    # from one of its own kind, and that loader reads with PyTorch's.
+    def _hand_over(self) -> int:
+        """Return the number of the next epoch, for which `accelerate.skip_first_batches` asks."""
+        # It makes a loader that reads with PyTorch's, by this one's batch sampler.
+        if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
+            raise TypeError(_IGNORES.format(", ".join(own)))
+        if isinstance(batches := self.batch_sampler, UpcomingBatches):
+            batches.lead_to(self._epochs, counts=True)
+        return self._epochs.next_epoch
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Accelerate's kind of loader once it is prepared."""
-        return type(self) if self._prepared is None else self._kind
+        """Accelerate's kind of loader once it is prepared, as `accelerate.skip_first_batches` needs it."""
+        return type(self) if self._prepared is None else self._prepared.kind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (type(self),), self.__getstate__()  # pickle would compare `__class__`
-
-    @property
-    def iteration(self) -> int:
-        """The number of the next epoch, by Accelerate's name."""
-        if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
-            raise TypeError(_IGNORES.format(", ".join(own)))
-        return self._epochs.next_epoch
 
     def _name_own_options(self) -> list[str]:
         return [one for one, usual in _OWN_OPTIONS.items() if (getattr(self._options, one) or None) != usual]
@@ -498,7 +504,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
         if self.__initialized and name in _FIXED:
             raise dataset_loader.refuse_change(name)
-        if name not in _SETTABLE:
+        if name == "iteration" and self._prepared is not None and name not in vars(self):
+            self.set_epoch(value)  # type: ignore[arg-type]  # what it means in Accelerate's own loaders
+        elif name not in _SETTABLE:
             object.__setattr__(self, name, value)
         elif "_epochs" in vars(self):
             self._change(name, value)

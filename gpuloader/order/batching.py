@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -281,6 +282,12 @@ _ITEMS_OBSTACLE = (
 )
 
 
+_WAITS = (
+    "in a program that imports Accelerate, a loader divides once accelerator.prepare has it or there is a "
+    "process group; before that, pass shard=(rank, world_size)"
+)
+
+
 def _no_order(seed: int, epoch: int) -> None:
     """Return None: a sampler has to be iterated, or there is none."""
 
@@ -417,7 +424,8 @@ class Batching(NamedTuple):
         sharding = Sharding.of(shard, uneven)
         if not insists:
             # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
-            sharding, self = sharding._replace(find=find_torch_rank), self._replace(find=find_torch_rank)
+            sharding = sharding._replace(find=find_torch_rank)
+            self = self._replace(find=partial(find_torch_rank, waits=False))  # a warning need not wait
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:
@@ -439,7 +447,7 @@ class Batching(NamedTuple):
         if not insists:
             # On a single rank, a list that the user changes counts in the next epoch. Under Accelerate, each
             # process counts as one: it divides what it finds when it takes a loader apart.
-            divided = divided._replace(undivided=self)
+            divided = divided._replace(undivided=self._replace(obstacle=_WAITS))
         if insists and divided.seed is None:
             # Without randomness no seed is needed, except by `sample_rng`; ranks must not draw one each.
             if not divided.is_seeded:
@@ -614,10 +622,10 @@ _SETS_EPOCH = (
 
 
 class _Told(int):
-    """The number of an epoch that a loader has set, to tell it from an equal one that a program sets."""
+    """The number of an epoch that a loader has set, to tell it from an equal one that a program sets.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, (int(self),)  # a program may save the epoch of its sampler
+    Copies and pickles of a sampler keep it.
+    """
 
 
 def _was_set(now: object, seen: object) -> bool:
@@ -656,7 +664,8 @@ class EpochSetter:
                 if callable(getattr(one, "set_epoch", None)):
                     # Programs that make a loader for each epoch set the sampler's epoch before.
                     epoch = getattr(one, "epoch", None)
-                    self._known.append((one, 0 if isinstance(epoch, int) else epoch))
+                    # In a copy of a loader, that is the number which the loader has set.
+                    self._known.append((one, 0 if type(epoch) is int else epoch))
 
     def find_moved(self) -> int:
         """Return the epoch that somebody else has set on a sampler since the last call; -1 for none."""
