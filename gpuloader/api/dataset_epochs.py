@@ -619,7 +619,7 @@ def _check_end(what: str, reached: int, total: int) -> None:
     if reached > total:
         raise ValueError(
             f"the state is {reached} {what} into an epoch and this dataset has {total}: it comes from "
-            "another dataset or sampler"
+            "another dataset or sampler, or more batches are to be skipped than there are"
         )
 
 
@@ -694,10 +694,9 @@ def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None
     # Once, not per loader: programs make one for training and one for evaluation, and the advice is the same.
     if _has_warned or batching.reads_all:
         return None
-    try:
+    ranks = 0, 1
+    with suppress(ValueError):  # this loader does not need to know the rank
         ranks = batching.find()
-    except ValueError:
-        return None  # this loader does not need to know the rank
     if ranks[1] == 1 or batching.is_divided:
         return None
     if batching.iterable:
@@ -714,8 +713,7 @@ def _present_and_warn(ranks: tuple[int, int], advice: str, present: Present) -> 
         nonlocal is_first
         if is_first:
             is_first = False
-            states = [staged.state for staged, _ in step]
-            if not any(isinstance(state, ItemState) and state.asked for state in states):
+            if not any(getattr(staged.state, "asked", False) for staged, _ in step):
                 # The loop calls Iteration.__next__ and Epoch.__next__.
                 _warn_of_ranks(ranks, advice, 2)
         return present(step)

@@ -105,12 +105,11 @@ class EpochOf:
     """
 
     def __init__(self, epochs: DatasetEpochs | None = None) -> None:
-        self._epochs = None if epochs is None else weakref.ref(epochs)
+        self._epochs = (lambda: None) if epochs is None else weakref.ref(epochs)
 
     def __call__(self, epoch: int) -> None:
         """Set the loader's epoch."""
-        epochs = None if self._epochs is None else self._epochs()
-        if epochs is not None:
+        if (epochs := self._epochs()) is not None:
             epochs.set_epoch(epoch)
 
     def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
@@ -659,13 +658,10 @@ class DataLoader(Measured, Generic[S]):
     def __repr__(self) -> str:
         plan, options, count = self._epochs.plan, self._options, self.num_workers
         batching = plan.batching
-        name = type(self.dataset).__name__  # the user's word for it, not the table that is read
-        try:
-            # The source's length, because that of a dict is its number of columns. An exception in the user's
-            # class must not make a description fail.
-            dataset = f"{name} of {len(plan.source.dataset):,} samples"
-        except Exception:
-            dataset = name
+        dataset = type(self.dataset).__name__  # the user's word for it, not the table that is read
+        with suppress(Exception):  # of the user's class, which must not make a description fail
+            # The source's length, because that of a dict is its number of columns.
+            dataset += f" of {len(plan.source.dataset):,} samples"
         batches = "single samples" if batching.given_size is None else f"batches of {batching.given_size}"
         order = "in the dataset's order"
         if batching.batch_sampler is not None:

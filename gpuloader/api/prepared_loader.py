@@ -99,13 +99,9 @@ class PreparedLoader:
         self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        # Accelerate's own function would silently take a loader apart by these attributes.
-        if name in ("sampler", "batch_sampler"):
-            raise AttributeError(
-                f"a PreparedLoader has no {name}: accelerate.skip_first_batches would make a PyTorch loader "
-                "that reads everything on every process; use gpuloader.accelerate.skip_first_batches"
-            )
-        raise AttributeError(f"a PreparedLoader has no {name}; its loader may have: .loader.{name}")
+        # Accelerate's own function would silently take a loader apart by its samplers.
+        hint = _SKIPS if name in ("sampler", "batch_sampler") else ""
+        raise AttributeError(f"a PreparedLoader has no {name}; its loader may have: .loader.{name}{hint}")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0."""
@@ -119,6 +115,9 @@ class PreparedLoader:
         """Make the next loop resume at a state; raises like `DataLoader.load_state_dict`."""
         self.loader.load_state_dict(state)
         self._state = None
+
+
+_SKIPS = "; to skip, use gpuloader.accelerate.skip_first_batches: Accelerate's would read everything"
 
 
 def _make_known(loader: DataLoader[Any]) -> Any:

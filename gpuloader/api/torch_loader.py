@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
@@ -47,10 +46,6 @@ P = ParamSpec("P")
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
     return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
-
-
-def _draw_seed() -> int:
-    return int(empty((), dtype=int64, device="cpu").random_())
 
 
 def _needs_default_collate(sample: Any) -> bool:
@@ -99,19 +94,12 @@ def _makes_rows(strides: Sequence[int]) -> bool:
     return len(strides) > 5 or not 0 < strides[1] == min(strides) or get_worker_info() is not None
 
 
-def _pin(batch: Any) -> Any:
-    """Return a batch in pinned memory, or as it is on a machine without a GPU."""
-    # Not in our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
-    pin = _find_pin()
-    return batch if pin is None else pin(batch)
-
-
 @cache
-def _find_pin() -> Callable[[Any], Any] | None:
-    """Return PyTorch's own function, which also pins what has a method `pin_memory`; None without a GPU."""
-    # Asked for the first batch: the question initializes CUDA, after which a program should not fork.
+def _find_pin() -> Callable[[Any], Any]:
+    """Return PyTorch's own function, which also pins what has a method `pin_memory`; none without a GPU."""
+    # Not in our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
     if not importlib.import_module("torch").cuda.is_available():
-        return None
+        return lambda batch: batch
     pin: Callable[[Any], Any] = importlib.import_module("torch.utils.data._utils.pin_memory").pin_memory
     return pin
 
@@ -157,6 +145,11 @@ _OPTIONS |= {"pin_memory", "pin_memory_device"}
 _OF_PREPARED = {"device", "iteration", "rng_types", "synchronized_generator", "use_stateful_dataloader"}
 _OF_PREPARED |= {"total_batch_size", "total_dataset_length"}
 _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
+_WITH: dict[str, dict[str, Any]] = {  # what setting an option sets as well
+    "batch_sampler": {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False},
+    "multiprocessing_context": {"start_method": None},
+    "sampler": {"shuffle": False},
+}
 _FIXED = dataset_loader.FIXED - _OPTIONS
 
 
@@ -247,13 +240,14 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     _IterableDataset_len_called = None  # PyTorch's own iterators, which a subclass may use, ask for it
     _framework = Framework(
         _make_sampler,
-        _draw_seed,
+        draw_seed=lambda: int(empty((), dtype=int64, device="cpu").random_()),
         divides_if_possible=True,
         follows_torch=True,
         keeps_values=True,
         convert=default_convert,
         fallback=Fallback(default_collate, _needs_default_collate),
-        pin=_pin,
+        # Found for the first batch: asking initializes CUDA, after which a program should not fork.
+        pin=lambda batch: _find_pin()(batch),
         iteration=TorchIteration,
     )
 
@@ -373,8 +367,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if self._prepared is not None:
             return iter(self._prepared)
         batching = self._epochs.plan.batching.settle()
-        division = batching.division  # None on a single rank, unless `shard` is a pair
-        if division is not None and self._options.shard == AUTO:
+        # There is none on a single rank, unless `shard` is a pair.
+        if (division := batching.division) is not None and self._options.shard == AUTO:
             _warn_of_division(division.rank, division.world_size)
         begin = partial(self._begin, self._epochs.draw_ahead(batching))
         return self._framework.iteration(begin, self._epochs.count_steps)
@@ -414,18 +408,18 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
             if not (placed and divided) or options.shard is None:
                 if own:
-                    warn(_IGNORES.format(", ".join(own)), UserWarning, 2)
+                    warn(_IGNORES.format(", ".join(own)), UserWarning, 1)
                 return False
             if options.seed is None and options.shard == AUTO:
                 own += self._name_own_source()
                 # Accelerate's options, of which no loader is told, determine the order on several processes,
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
-                    warn(_READ_BY_PYTORCH, UserWarning, 2)
+                    warn(_READ_BY_PYTORCH, UserWarning, 1)
                     if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
-                warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 2)
+                warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
             if process.device.type != "cpu":
                 self._reopen({"places": process.device})
             self._take_rank(process.process_index, process.num_processes)
@@ -442,9 +436,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     def _take_rank(self, rank: int, ranks: int) -> None:
         """Divide for this rank, which 'auto' does not do under Accelerate."""
         if ranks > 1 and self._epochs.plan.batching.undivided is not None:
-            options = self._options
-            unseeded = options.seed is None and options.generator is None
-            self._reopen({"shard": (rank, ranks), "seed": 0 if unseeded else options.seed})
+            seed = None if self._options.generator is not None else self._options.seed or 0
+            self._reopen({"shard": (rank, ranks), "seed": seed})
 
     def _hand_over(self) -> int:
         """Return the number of the next epoch, for which `accelerate.skip_first_batches` asks."""
@@ -515,16 +508,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
 
     def _change(self, name: str, value: Any) -> None:
         """Set an option for the epochs that begin from now on."""
-        changes = {name: value}
-        if name == "batch_sampler":
-            changes |= {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False}
-        elif name == "multiprocessing_context":
-            changes["start_method"] = None
-        elif name == "sampler":
-            changes["shuffle"] = False
         # A batch sampler keeps its own.
         if name not in _OF_BATCHES or (name == "sampler" and self.batch_sampler is None):
-            self._reopen(changes)
+            self._reopen({name: value} | _WITH.get(name, {}))
         if name in _OF_BATCHES:
             self.__dict__[name] = value
             self._see()
@@ -575,6 +561,10 @@ _OWN_ORDER = (
     "this loader reads, in an order that may not be Accelerate's, because a PyTorch loader, with which "
     "Accelerate would read, could not do the same with {}. Pass a seed to keep this order without the warning"
 )
+_EVEN = (
+    "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many batches, and the "
+    "last ones repeat the first samples; uneven='drop' drops the rest instead"
+)
 _REDRAWS = (
     "the loader does not use the state_dict of {name}, of type {kind}: to resume, it asks for the epoch's "
     "indices again and drops those that were delivered. So the same indices have to come again, for example "
@@ -616,12 +606,7 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
     @even_batches.setter
     def even_batches(self, value: bool) -> None:
         if not value:
-            warnings.warn(
-                "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many "
-                "batches, and the last ones repeat the first samples; uneven='drop' drops the rest instead",
-                UserWarning,
-                stacklevel=2,
-            )
+            warn(_EVEN, UserWarning, 0)
 
 
 DataLoader._upcoming = _UpcomingBatches

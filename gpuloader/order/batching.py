@@ -282,10 +282,7 @@ _ITEMS_OBSTACLE = (
 )
 
 
-_WAITS = (
-    "in a program that imports Accelerate, a loader divides once accelerator.prepare has it or there is a "
-    "process group; before that, pass shard=(rank, world_size)"
-)
+_WAITS = "prepare it with Accelerate, make a process group before, or pass shard=(rank, world_size)"
 
 
 def _no_order(seed: int, epoch: int) -> None:
