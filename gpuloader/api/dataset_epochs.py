@@ -680,9 +680,7 @@ def _check_alike(parts: Sequence[StagedBatch]) -> None:
 _has_warned = False
 
 _SAMPLES = "pass shard='auto' to read this rank's part of each step"
-_ITEMS = (
-    "pass shard='auto', or make the dataset divide its items by the rank and world_size of get_worker_info()"
-)
+_ITEMS = "pass shard='auto', or let the dataset divide items by get_worker_info().rank and .world_size"
 
 
 def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None:

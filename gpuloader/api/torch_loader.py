@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
-from gpuloader.api.loader import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
@@ -106,7 +105,7 @@ def _find_pin() -> Callable[[Any], Any]:
 
 def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     """Return what a batch sampler groups by, whose indices and how many, to see if a program changes it."""
-    if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
+    if not isinstance(batches, TorchBatchSampler | dataset_loader.UpcomingBatches):
         return None
     # A class that does not call PyTorch's `__init__`, as Accelerate's, may lack them.
     size, drop_last, grouped = [getattr(batches, name, None) for name in _OF_BATCHES]
@@ -416,20 +415,19 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
                     warn(_READ_BY_PYTORCH, UserWarning, 1)
-                    if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
+                    if isinstance(getattr(self.sampler, "set_epoch", None), dataset_loader.EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
                 warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
             if process.device.type != "cpu":
                 self._reopen({"places": process.device})
             self._take_rank(process.process_index, process.num_processes)
-            self._prepared, generator = PreparedLoader(self), self._epochs.plan.batching.torch_generator
+            self._prepared, shared = PreparedLoader(self), self._epochs.plan.batching.torch_generator
             vars(self._prepared).update(
                 # Not iterating over this loader, which would ask for what is made here. And `save_state` asks
                 # a stateful loader for its state.
                 _iterate=super().__iter__, kind=data_loader.DataLoaderShard, use_stateful_dataloader=True,
-                device=process.device, synchronized_generator=generator,
-                rng_types=[] if generator is None else ["generator"],
+                device=process.device, synchronized_generator=shared, rng_types=shared and ["generator"],
             )  # fmt: skip
         return True
 
@@ -444,7 +442,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         # It makes a loader that reads with PyTorch's, by this one's batch sampler.
         if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
             raise TypeError(_IGNORES.format(", ".join(own)))
-        if isinstance(batches := self.batch_sampler, UpcomingBatches):
+        if isinstance(batches := self.batch_sampler, dataset_loader.UpcomingBatches):
             batches.lead_to(self._epochs, counts=True)
         return self._epochs.next_epoch
 
@@ -520,7 +518,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         before, batches = self._epochs, self._batches
         shown = {name: self.__dict__[name] for name in _OF_BATCHES}
         sampler: Any = before.plan.batching.sampler
-        if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
+        if isinstance(getattr(sampler, "set_epoch", None), dataset_loader.EpochOf):
             del sampler.set_epoch  # it leads to the previous epochs
         framework = self._framework._replace(make_sampler=lambda *_, **__: sampler)
         if changes.keys() <= {"places", "shard", "seed"}:
@@ -528,7 +526,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         self._open(dataclasses.replace(self._options, **changes), framework)
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes
-        if isinstance(batches, UpcomingBatches):
+        if isinstance(batches, dataset_loader.UpcomingBatches):
             batches.lead_to(before if replaced else self._epochs, counts=replaced or batches._counts)
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
@@ -589,7 +587,7 @@ def _warn_of_division(rank: int, world_size: int) -> None:
 DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
 
 
-class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc]
+class _UpcomingBatches(dataset_loader.UpcomingBatches, TorchBatchSampler):  # type: ignore[misc]
     """The batch sampler of a loader, which is also PyTorch's ``BatchSampler``."""
 
     _plain = TorchBatchSampler

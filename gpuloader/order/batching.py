@@ -12,7 +12,6 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -422,7 +421,7 @@ class Batching(NamedTuple):
         if not insists:
             # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
             sharding = sharding._replace(find=find_torch_rank)
-            self = self._replace(find=partial(find_torch_rank, waits=False))  # a warning need not wait
+            self = self._replace(find=lambda: find_torch_rank(waits=False))  # a warning need not wait
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:
@@ -621,14 +620,21 @@ _SETS_EPOCH = (
 class _Told(int):
     """The number of an epoch that a loader has set, to tell it from an equal one that a program sets.
 
-    Copies and pickles of a sampler keep it.
+    A copy of a sampler keeps it; a pickle has a plain number, which a program may save.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, (int(self),)
+
+    def __deepcopy__(self, memo: object) -> _Told:
+        return self
 
 
 def _was_set(now: object, seen: object) -> bool:
     """Return whether somebody other than a loader has set a sampler's epoch since a loader saw it."""
-    # A program may begin with set_epoch(0) after a first look at a batch, for which the loader set 0, too.
-    return now != seen or not isinstance(now, type(seen))
+    # A program may begin with set_epoch(0) after a first look at a batch, for which the loader set 0, too. A
+    # copy of a loader finds what the loader has set, as another loader of the same sampler does.
+    return not isinstance(now, _Told) and (now != seen or isinstance(seen, _Told))
 
 
 class EpochSetter:
@@ -661,8 +667,7 @@ class EpochSetter:
                 if callable(getattr(one, "set_epoch", None)):
                     # Programs that make a loader for each epoch set the sampler's epoch before.
                     epoch = getattr(one, "epoch", None)
-                    # In a copy of a loader, that is the number which the loader has set.
-                    self._known.append((one, 0 if type(epoch) is int else epoch))
+                    self._known.append((one, 0 if isinstance(epoch, int) else epoch))
 
     def find_moved(self) -> int:
         """Return the epoch that somebody else has set on a sampler since the last call; -1 for none."""
