@@ -52,7 +52,6 @@ def test_a_loader_is_registered(processes, shard):
         ({"batch_size": 1, "batch_sampler": [[0], [1, 2]]}, None),
         ({"batch_size": None}, None),
     ],
-    ids=str,
 )
 def test_the_samples_of_a_step_are_counted_where_all_have_as_many(options, total):
     prepared = PreparedLoader(load(**options))

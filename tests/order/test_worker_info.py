@@ -44,6 +44,8 @@ def set_all(monkeypatch, **variables):
 def no_launcher(monkeypatch):
     for name in [*sum(PAIRS, ()), *LOCAL, "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"]:
         monkeypatch.delenv(name, raising=False)
+    # Where a program imports Accelerate, variables alone make no rank; another test may have imported it.
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
 
 
 @pytest.mark.parametrize("pair", PAIRS)

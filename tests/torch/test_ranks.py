@@ -99,7 +99,7 @@ def test_a_division_that_nobody_asked_for_is_announced(become, options, warns, w
     assert ["pass shard=None" in str(one.message) for one in heard] == [True] * (warns and world_size > 1)
 
 
-@pytest.mark.parametrize("options", [{}, {"sampler": torch.utils.data.RandomSampler(range(8))}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"sampler": torch.utils.data.RandomSampler(range(8))}])
 @pytest.mark.parametrize(("shared", "warns"), [({}, True), ({"num_processes": 2}, False)])
 def test_accelerate_that_is_imported_and_not_used_is_warned_of(become, monkeypatch, options, shared, warns):
     """Without it, torchrun's variables divide; with it, every rank reads everything."""
