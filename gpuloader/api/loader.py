@@ -38,8 +38,10 @@ class UpcomingBatches(BatchSampler):
 
     So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
     batches, reads what the loader itself would read. They are listed from the epoch's start, also if a state
-    is loaded, because programs skip from there. Iterating begins no epoch of the loader. If the epoch
-    draws its order as PyTorch does, each iteration draws another one, as PyTorch's samplers do.
+    is loaded, because programs skip from there. Iterating begins no epoch of the loader, unless another
+    loader reads by this one: what Accelerate's `skip_first_batches` returns, or the same loader by a batch
+    sampler that wraps this. If the epoch draws its order as PyTorch does, each iteration draws another one,
+    as PyTorch's samplers do.
 
     Examples
     --------
@@ -58,8 +60,8 @@ class UpcomingBatches(BatchSampler):
         super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
         self.lead_to(epochs)
 
-    def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
-        """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
+    def lead_to(self, epochs: DatasetEpochs, counts: float = 0) -> None:
+        """Yield the indices of these epochs; each of the next `counts` readings begins one."""
         self._epochs, self._counts, self._seen = epochs, counts, self.sampler
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -68,7 +70,8 @@ class UpcomingBatches(BatchSampler):
             return
         epoch = self._epochs.next_epoch
         yield from self._epochs.list_batches()
-        if self._counts:
+        if self._counts:  # another loader reads by it
+            self._counts -= 1
             self._epochs.set_epoch(epoch + 1)
 
     def __len__(self) -> int:

@@ -80,9 +80,8 @@ class PreparedLoader:
         sharding = self.loader._epochs.plan.batching.sharding
         # Accelerate cuts gathered results to this number. Masks tell it batch by batch, and dropped samples
         # were never delivered. A batch sampler that is dealt counts batches, so its samples are unknown.
-        if sharding is None or sharding.uneven != "repeat" or "position" not in after:
-            return 0
-        return int(after["position"]) - int(before["position"])
+        is_known = sharding is not None and sharding.uneven == "repeat" and "position" in after
+        return int(after["position"]) - int(before["position"]) if is_known else 0
 
     def skip(self, steps: int) -> None:
         """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""

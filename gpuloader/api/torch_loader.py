@@ -443,7 +443,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
             raise TypeError(_IGNORES.format(", ".join(own)))
         if isinstance(batches := self.batch_sampler, dataset_loader.UpcomingBatches):
-            batches.lead_to(self._epochs, counts=True)
+            batches.lead_to(self._epochs, 1)
         return self._epochs.next_epoch
 
     @property  # type: ignore[misc]
@@ -495,7 +495,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
         if self.__initialized and name in _FIXED:
             raise dataset_loader.refuse_change(name)
-        if name == "iteration" and self._prepared is not None and name not in vars(self):
+        is_own = self._prepared is None or inspect.getattr_static(self, name, self) is not self
+        if name == "iteration" and not is_own:
             self.set_epoch(value)  # type: ignore[arg-type]  # what it means in Accelerate's own loaders
         elif name not in _SETTABLE:
             object.__setattr__(self, name, value)
@@ -527,7 +528,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes
         if isinstance(batches, dataset_loader.UpcomingBatches):
-            batches.lead_to(before if replaced else self._epochs, counts=replaced or batches._counts)
+            batches.lead_to(*(before, float("inf")) if replaced else (self._epochs, batches._counts))
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
         self.__dict__.update(shown)

@@ -334,6 +334,7 @@ def test_the_epoch_that_accelerate_skips_in_is_followed_by_the_next_one(accelera
     loader, alone = accelerator.prepare(seeded()), seeded()
     assert values(accelerator.skip_first_batches(loader, 1)) == values(alone)[1:]
     assert [values(loader) for _ in range(2)] == [values(alone) for _ in range(2)]
+    assert list(loader.batch_sampler) == values(loader) == values(alone)
 
 
 def test_the_iteration_can_be_set_and_read(accelerator):
@@ -352,9 +353,11 @@ def test_the_iteration_can_be_set_and_read(accelerator):
 class Counting(ours.DataLoader):
     """Counts its loops, and has a device of its own, by names that Accelerate uses, too."""
 
+    iteration = 0
+
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.iteration, self.device = 0, "mine"
+        self.device = "mine"
 
     def __iter__(self):
         self.iteration += 1
