@@ -43,8 +43,8 @@ class PreparedLoader:
         """The number of samples in a step of all processes; `AttributeError` without batches of one size."""
         plan, ranks = self.loader._epochs.plan, self.loader._epochs.ranks[1]
         if plan.batching.size is None or plan.batching.single:
-            raise AttributeError("total_batch_size needs batches of one size")
-        return plan.batching.size * ranks * (1 if plan.delivery.shards > 1 else len(plan.delivery.devices))
+            raise AttributeError  # `__getattr__` says why
+        return plan.batching.size * ranks * len(plan.delivery.devices) // plan.delivery.shards
 
     @property
     def total_dataset_length(self) -> int:
@@ -58,8 +58,7 @@ class PreparedLoader:
             from accelerate.utils import synchronize_rng_states
 
             synchronize_rng_states(["generator"], generator)  # ranks may have seeded theirs differently
-        steps = itertools.islice(self._iterate(), self._skipped, None)
-        self._skipped = 0
+        steps, self._skipped = itertools.islice(self._iterate(), self._skipped, None), 0
         known.begin()
         try:
             before, batch = self.loader._epochs.state(), next(steps, END)
@@ -88,19 +87,18 @@ class PreparedLoader:
         # From its start, because programs count from there after they have loaded a state.
         state = {"seed": None} | self.loader._epochs.restart().to_json()
         # Skipping changes only the position; the items of an iterable dataset have to be read.
-        settled = self.loader._epochs.plan.batching.settle()
+        settled, delivery = self.loader._epochs.plan.batching.settle(), self.loader._epochs.plan.delivery
+        batches = steps * len(delivery.devices) // delivery.shards  # each place may get one in a step
         if "position" in state:
-            state["position"] += steps * settled.step
+            state["position"] += batches * settled.step
         elif "workers" not in state:
-            state["batches"] += steps * (settled.step if settled.is_dealt else state.get("shards", 1))
+            state["batches"] += batches * (settled.step if settled.is_dealt else state.get("shards", 1))
         else:
             self._skipped = steps
         self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        # Accelerate's own function would silently take a loader apart by its samplers.
-        hint = _SKIPS if name in ("sampler", "batch_sampler") else ""
-        raise AttributeError(f"a PreparedLoader has no {name}; its loader may have: .loader.{name}{hint}")
+        raise AttributeError(f"a PreparedLoader has no {name}{_LACKS.get(name, f': try .loader.{name}')}")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0."""
@@ -116,7 +114,9 @@ class PreparedLoader:
         self._state = None
 
 
+# Accelerate's own function would silently take a loader apart by its samplers.
 _SKIPS = "; to skip, use gpuloader.accelerate.skip_first_batches: Accelerate's would read everything"
+_LACKS = {"sampler": _SKIPS, "batch_sampler": _SKIPS, "total_batch_size": ": batches have no common size"}
 
 
 def _make_known(loader: DataLoader[Any]) -> Any:
@@ -203,7 +203,7 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     loader : PreparedLoader
         The loader; or one of `gpuloader.torch` that ``accelerator.prepare`` has returned.
     num_batches : int
-        The number of batches. Those of an iterable dataset are read and dropped.
+        The number of steps of the loop. The batches of an iterable dataset are read and dropped.
 
     Returns
     -------

@@ -76,7 +76,8 @@ WHOLE = "each of the 2 processes would read everything: pass shard='auto'"
         (lambda: skip(12), ValueError, "12 batches into an epoch and t.* more batches are to be skipped"),
         (lambda: PreparedLoader(load()).sampler, AttributeError, r"use gpuloader\.accelerate\.skip_first_b"),
         (lambda: PreparedLoader(load()).batch_sampler, AttributeError, r"use gpuloader\.accelerate\.skip_f"),
-        (lambda: PreparedLoader(load()).other, AttributeError, r"its loader may have: .loader.other"),
+        (lambda: PreparedLoader(load()).other, AttributeError, r"has no other: try \.loader\.other"),
+        (lambda: PreparedLoader(load(batch_size=None)).total_batch_size, AttributeError, "no common size"),
     ],
 )
 def test_what_is_refused(act, error, message):
@@ -102,6 +103,16 @@ def test_batches_that_are_skipped_are_not_read(options, wanted):
     assert sorted(reads) == sorted(one for batch in wanted for one in batch)
     items = PreparedLoader(load(Stream(10), shard=(1, 2), uneven="drop"))  # are read and dropped
     assert values(skip_first_batches(items, 2).loader) == [[9]]
+
+
+@pytest.mark.parametrize("options", [{}, {"shard": (0, 1)}, {"split": "shards"}], ids=str)
+def test_steps_of_several_places_are_skipped_whole(options):
+    def steps_of(loader):
+        return [[place.tolist() for place in step] for step in loader]
+
+    options = {"places": ["cpu", "cpu"], "drop_last": True, **options}
+    prepared = skip_first_batches(PreparedLoader(load(**options)), 1)
+    assert steps_of(prepared.loader) == steps_of(load(**options))[1:]
 
 
 class Known:
