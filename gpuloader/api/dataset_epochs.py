@@ -87,7 +87,7 @@ class DatasetEpochs(Epochs):
         plan, fetching, tuner = self.plan, self._fetching, self._fetching.tuner
         # The rank is found now: a launcher may start the ranks after the loader was made, or change them.
         batching = plan.batching.settle()
-        watch = None if plan.batching.sharding else warn_if_undivided(batching)
+        watch = None if batching.sharding else warn_if_undivided(batching)
         if plan.batching.sharding is not None:
             self._number_batches(position, batching)
         if position.copies == 0 and position is self._resumed:
@@ -619,7 +619,7 @@ def _check_end(what: str, reached: int, total: int) -> None:
     if reached > total:
         raise ValueError(
             f"the state is {reached} {what} into an epoch and this dataset has {total}: it comes from "
-            "another dataset or sampler"
+            "another dataset or sampler, or more batches are to be skipped than there are"
         )
 
 
@@ -680,9 +680,7 @@ def _check_alike(parts: Sequence[StagedBatch]) -> None:
 _has_warned = False
 
 _SAMPLES = "pass shard='auto' to read this rank's part of each step"
-_ITEMS = (
-    "pass shard='auto', or make the dataset divide its items by the rank and world_size of get_worker_info()"
-)
+_ITEMS = "pass shard='auto', or let the dataset divide items by get_worker_info().rank and .world_size"
 
 
 def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None:
@@ -694,10 +692,9 @@ def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None
     # Once, not per loader: programs make one for training and one for evaluation, and the advice is the same.
     if _has_warned or batching.reads_all:
         return None
-    try:
+    ranks = 0, 1
+    with suppress(ValueError):  # this loader does not need to know the rank
         ranks = batching.find()
-    except ValueError:
-        return None  # this loader does not need to know the rank
     if ranks[1] == 1 or batching.is_divided:
         return None
     if batching.iterable:
@@ -714,8 +711,7 @@ def _present_and_warn(ranks: tuple[int, int], advice: str, present: Present) -> 
         nonlocal is_first
         if is_first:
             is_first = False
-            states = [staged.state for staged, _ in step]
-            if not any(isinstance(state, ItemState) and state.asked for state in states):
+            if not any(getattr(staged.state, "asked", False) for staged, _ in step):
                 # The loop calls Iteration.__next__ and Epoch.__next__.
                 _warn_of_ranks(ranks, advice, 2)
         return present(step)

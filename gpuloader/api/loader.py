@@ -38,8 +38,10 @@ class UpcomingBatches(BatchSampler):
 
     So a loader of PyTorch over this batch sampler, as Accelerate and Hugging Face's Trainer make one to skip
     batches, reads what the loader itself would read. They are listed from the epoch's start, also if a state
-    is loaded, because programs skip from there. Iterating begins no epoch of the loader. If the epoch
-    draws its order as PyTorch does, each iteration draws another one, as PyTorch's samplers do.
+    is loaded, because programs skip from there. Iterating begins no epoch of the loader, unless another
+    loader reads by this one: what Accelerate's `skip_first_batches` returns, or the same loader by a batch
+    sampler that wraps this. If the epoch draws its order as PyTorch does, each iteration draws another one,
+    as PyTorch's samplers do.
 
     Examples
     --------
@@ -58,8 +60,8 @@ class UpcomingBatches(BatchSampler):
         super().__init__(sampler=sampler, batch_size=batch_size, drop_last=drop_last)
         self.lead_to(epochs)
 
-    def lead_to(self, epochs: DatasetEpochs, *, counts: bool = False) -> None:
-        """Yield the indices of these epochs; if it `counts`, reading an epoch's begins the next."""
+    def lead_to(self, epochs: DatasetEpochs, counts: float = 0) -> None:
+        """Yield the indices of these epochs; each of the next `counts` readings begins one."""
         self._epochs, self._counts, self._seen = epochs, counts, self.sampler
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -68,7 +70,8 @@ class UpcomingBatches(BatchSampler):
             return
         epoch = self._epochs.next_epoch
         yield from self._epochs.list_batches()
-        if self._counts:
+        if self._counts:  # another loader reads by it
+            self._counts -= 1
             self._epochs.set_epoch(epoch + 1)
 
     def __len__(self) -> int:
@@ -105,12 +108,11 @@ class EpochOf:
     """
 
     def __init__(self, epochs: DatasetEpochs | None = None) -> None:
-        self._epochs = None if epochs is None else weakref.ref(epochs)
+        self._epochs = (lambda: None) if epochs is None else weakref.ref(epochs)
 
     def __call__(self, epoch: int) -> None:
         """Set the loader's epoch."""
-        epochs = None if self._epochs is None else self._epochs()
-        if epochs is not None:
+        if (epochs := self._epochs()) is not None:
             epochs.set_epoch(epoch)
 
     def __reduce__(self) -> tuple[type[EpochOf], tuple[()]]:
@@ -659,13 +661,10 @@ class DataLoader(Measured, Generic[S]):
     def __repr__(self) -> str:
         plan, options, count = self._epochs.plan, self._options, self.num_workers
         batching = plan.batching
-        name = type(self.dataset).__name__  # the user's word for it, not the table that is read
-        try:
-            # The source's length, because that of a dict is its number of columns. An exception in the user's
-            # class must not make a description fail.
-            dataset = f"{name} of {len(plan.source.dataset):,} samples"
-        except Exception:
-            dataset = name
+        dataset = type(self.dataset).__name__  # the user's word for it, not the table that is read
+        with suppress(Exception):  # of the user's class, which must not make a description fail
+            # The source's length, because that of a dict is its number of columns.
+            dataset += f" of {len(plan.source.dataset):,} samples"
         batches = "single samples" if batching.given_size is None else f"batches of {batching.given_size}"
         order = "in the dataset's order"
         if batching.batch_sampler is not None:
@@ -712,7 +711,8 @@ FIXED |= {"batch_sampler", "multiprocessing_context", "num_workers", "prefetch_f
 """The attributes that nobody can set."""
 _OF_READING = ("decode", "num_workers", "timeout", "worker_init_fn", "start_method", "on_worker_death")
 """The options with which the samples of a cache are read, the same as for an epoch."""
-_PRIVATE = {"_options", "_epochs", "_batches", "_meter", "_cache", "_prepared", "_seen", "_kind"}
+_PRIVATE = {"_options", "_epochs", "_batches", "_meter", "_cache", "_seen"}
+_PRIVATE |= {"_prepared", "_is_accelerate_prepared"}
 """The attributes of a loader that a copy makes again; a subclass or the user added all others."""
 
 

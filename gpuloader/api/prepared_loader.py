@@ -27,8 +27,7 @@ class PreparedLoader:
     """
 
     def __init__(self, loader: DataLoader[Any]) -> None:
-        self.loader, epochs = loader, loader._epochs
-        self.total_batch_size = (epochs.plan.batching.size or 1) * epochs.ranks[1]  # by Accelerate's name
+        self.loader = loader
         self._iterate: Callable[[], Iterator[Any]] = partial(iter, loader)
         self._state: dict[str, Any] | None = None
         self._skipped = 0
@@ -37,15 +36,29 @@ class PreparedLoader:
         """Return the number of steps in an epoch."""
         return len(self.loader)
 
+    # By the names that Accelerate's own loaders have for them.
+
+    @property
+    def total_batch_size(self) -> int:
+        """The number of samples in a step of all processes; `AttributeError` without batches of one size."""
+        plan, ranks = self.loader._epochs.plan, self.loader._epochs.ranks[1]
+        if plan.batching.size is None or plan.batching.single:
+            raise AttributeError  # `__getattr__` says why
+        return plan.batching.size * ranks * len(plan.delivery.devices) // plan.delivery.shards
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The number of samples in the dataset; raises `TypeError` if it has no length."""
+        return len(self.loader.dataset)
+
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and tell Accelerate where it ends."""
-        known = _make_known()  # for each loop: Accelerate keeps a stack of the loaders that run
+        known = _make_known(self.loader)  # for each loop: Accelerate keeps a stack of the loaders that run
         if (generator := self.loader._epochs.plan.batching.torch_generator) is not None:
             from accelerate.utils import synchronize_rng_states
 
             synchronize_rng_states(["generator"], generator)  # ranks may have seeded theirs differently
-        steps = itertools.islice(self._iterate(), self._skipped, None)
-        self._skipped = 0
+        steps, self._skipped = itertools.islice(self._iterate(), self._skipped, None), 0
         known.begin()
         try:
             before, batch = self.loader._epochs.state(), next(steps, END)
@@ -66,32 +79,26 @@ class PreparedLoader:
         sharding = self.loader._epochs.plan.batching.sharding
         # Accelerate cuts gathered results to this number. Masks tell it batch by batch, and dropped samples
         # were never delivered. A batch sampler that is dealt counts batches, so its samples are unknown.
-        if sharding is None or sharding.uneven != "repeat" or "position" not in after:
-            return 0
-        return int(after["position"]) - int(before["position"])
+        is_known = sharding is not None and sharding.uneven == "repeat" and "position" in after
+        return int(after["position"]) - int(before["position"]) if is_known else 0
 
     def skip(self, steps: int) -> None:
         """Make the next loop begin after a number of steps; only an iterable dataset's are read for that."""
         # From its start, because programs count from there after they have loaded a state.
         state = {"seed": None} | self.loader._epochs.restart().to_json()
         # Skipping changes only the position; the items of an iterable dataset have to be read.
-        settled = self.loader._epochs.plan.batching.settle()
+        settled, delivery = self.loader._epochs.plan.batching.settle(), self.loader._epochs.plan.delivery
+        batches = steps * len(delivery.devices) // delivery.shards  # each place may get one in a step
         if "position" in state:
-            state["position"] += steps * settled.step
+            state["position"] += batches * settled.step
         elif "workers" not in state:
-            state["batches"] += steps * (settled.step if settled.is_dealt else state.get("shards", 1))
+            state["batches"] += batches * (settled.step if settled.is_dealt else state.get("shards", 1))
         else:
             self._skipped = steps
         self.load_state_dict(state)
 
     def __getattr__(self, name: str) -> Any:
-        # Accelerate's own function would silently take a loader apart by these attributes.
-        if name in ("sampler", "batch_sampler"):
-            raise AttributeError(
-                f"a PreparedLoader has no {name}: accelerate.skip_first_batches would make a PyTorch loader "
-                "that reads everything on every process; use gpuloader.accelerate.skip_first_batches"
-            )
-        raise AttributeError(f"a PreparedLoader has no {name}; its loader may have: .loader.{name}")
+        raise AttributeError(f"a PreparedLoader has no {name}{_LACKS.get(name, f': try .loader.{name}')}")
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next loop run epoch number `epoch`, counted from 0."""
@@ -107,7 +114,12 @@ class PreparedLoader:
         self._state = None
 
 
-def _make_known() -> Any:
+# Accelerate's own function would silently take a loader apart by its samplers.
+_SKIPS = "; to skip, use gpuloader.accelerate.skip_first_batches: Accelerate's would read everything"
+_LACKS = {"sampler": _SKIPS, "batch_sampler": _SKIPS, "total_batch_size": ": batches have no common size"}
+
+
+def _make_known(loader: DataLoader[Any]) -> Any:
     """Return the state that Accelerate keeps about a loader while it is looped over."""
     from accelerate import data_loader, state
 
@@ -116,6 +128,9 @@ def _make_known() -> Any:
 
         gradient_state = state.GradientState()
         _drop_last = True  # repeated samples at the end of an epoch are counted here, not by Accelerate
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(loader, name)  # programs ask the `active_dataloader` for its dataset
 
     return Known()
 
@@ -188,7 +203,7 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     loader : PreparedLoader
         The loader; or one of `gpuloader.torch` that ``accelerator.prepare`` has returned.
     num_batches : int
-        The number of batches. Those of an iterable dataset are read and dropped.
+        The number of steps of the loop. The batches of an iterable dataset are read and dropped.
 
     Returns
     -------
@@ -207,5 +222,5 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     >>> skip_first_batches(loader, 1).state_dict()["batches"]
     1
     """
-    getattr(loader, "_prepared", loader).skip(check_whole("num_batches", num_batches, 2**63))
+    (getattr(loader, "_prepared", None) or loader).skip(check_whole("num_batches", num_batches, 2**63))
     return loader

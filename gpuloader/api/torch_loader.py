@@ -5,16 +5,14 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial, wraps
-from typing import Any, ParamSpec
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
-from gpuloader.api.loader import EpochOf, UpcomingBatches
 from gpuloader.api.loading import Framework
 from gpuloader.api.options import Options, warn
 from gpuloader.api.prepared_loader import PreparedLoader
@@ -47,10 +45,6 @@ P = ParamSpec("P")
 
 def _make_sampler(dataset: Any, shuffle: bool, generator: Any) -> Any:
     return RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
-
-
-def _draw_seed() -> int:
-    return int(empty((), dtype=int64, device="cpu").random_())
 
 
 def _needs_default_collate(sample: Any) -> bool:
@@ -99,26 +93,19 @@ def _makes_rows(strides: Sequence[int]) -> bool:
     return len(strides) > 5 or not 0 < strides[1] == min(strides) or get_worker_info() is not None
 
 
-def _pin(batch: Any) -> Any:
-    """Return a batch in pinned memory, or as it is on a machine without a GPU."""
-    # Not in our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
-    pin = _find_pin()
-    return batch if pin is None else pin(batch)
-
-
 @cache
-def _find_pin() -> Callable[[Any], Any] | None:
-    """Return PyTorch's own function, which also pins what has a method `pin_memory`; None without a GPU."""
-    # Asked for the first batch: the question initializes CUDA, after which a program should not fork.
+def _find_pin() -> Callable[[Any], Any]:
+    """Return PyTorch's own function, which also pins what has a method `pin_memory`; none without a GPU."""
+    # Not in our slots: PyTorch's allocator knows which copies to a GPU still read a tensor that was dropped.
     if not importlib.import_module("torch").cuda.is_available():
-        return None
+        return lambda batch: batch
     pin: Callable[[Any], Any] = importlib.import_module("torch.utils.data._utils.pin_memory").pin_memory
     return pin
 
 
 def _find_grouping(batches: object) -> tuple[object, object, int] | None:
     """Return what a batch sampler groups by, whose indices and how many, to see if a program changes it."""
-    if not isinstance(batches, TorchBatchSampler | UpcomingBatches):
+    if not isinstance(batches, TorchBatchSampler | dataset_loader.UpcomingBatches):
         return None
     # A class that does not call PyTorch's `__init__`, as Accelerate's, may lack them.
     size, drop_last, grouped = [getattr(batches, name, None) for name in _OF_BATCHES]
@@ -154,7 +141,14 @@ _OF_BATCHES = ("batch_size", "drop_last", "sampler")
 # These can be set between epochs, and before the loader is made.
 _OPTIONS = {*_COMPUTED[:4], "collate_fn", "generator", "in_order", "timeout"}
 _OPTIONS |= {"pin_memory", "pin_memory_device"}
+_OF_PREPARED = {"device", "iteration", "rng_types", "synchronized_generator", "use_stateful_dataloader"}
+_OF_PREPARED |= {"total_batch_size", "total_dataset_length"}
 _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
+_WITH: dict[str, dict[str, Any]] = {  # what setting an option sets as well
+    "batch_sampler": {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False},
+    "multiprocessing_context": {"start_method": None},
+    "sampler": {"shuffle": False},
+}
 _FIXED = dataset_loader.FIXED - _OPTIONS
 
 
@@ -237,7 +231,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     (1, 2) tensor([9])
     """
 
-    _prepared: PreparedLoader | None = None  # once Accelerate has it: tells Accelerate where an epoch ends
+    _prepared: PreparedLoader | None = None  # what Accelerate finds here, once it has the loader
     __initialized = False  # by PyTorch's name, which subclasses set, too, to replace a sampler
     num_workers, prefetch_factor, worker_init_fn, multiprocessing_context, sampler, batch_sampler = (
         _Computed(vars(dataset_loader.DataLoader)[name].fget) for name in _COMPUTED
@@ -245,13 +239,14 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     _IterableDataset_len_called = None  # PyTorch's own iterators, which a subclass may use, ask for it
     _framework = Framework(
         _make_sampler,
-        _draw_seed,
+        draw_seed=lambda: int(empty((), dtype=int64, device="cpu").random_()),
         divides_if_possible=True,
         follows_torch=True,
         keeps_values=True,
         convert=default_convert,
         fallback=Fallback(default_collate, _needs_default_collate),
-        pin=_pin,
+        # Found for the first batch: asking initializes CUDA, after which a program should not fork.
+        pin=lambda batch: _find_pin()(batch),
         iteration=TorchIteration,
     )
 
@@ -297,9 +292,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             raise ValueError("persistent_workers needs num_workers of 1 or more")
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
-        if collate_fn is None and batch_size is not None:
-            found = _collate_functions()[0].default_collate  # a program may have replaced PyTorch's
-            collate_fn = None if found is default_collate else found
+        if collate_fn is None:
+            own: Any = default_convert if batch_size is None else default_collate
+            found = getattr(_collate_functions()[0], own.__name__)  # a program may have replaced PyTorch's
+            collate_fn = None if found is own else found
         super().__init__(
             dataset, batch_size=batch_size, sampler=sampler, batch_sampler=batch_sampler,
             num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,
@@ -370,8 +366,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if self._prepared is not None:
             return iter(self._prepared)
         batching = self._epochs.plan.batching.settle()
-        division = batching.division  # None on a single rank, unless `shard` is a pair
-        if division is not None and self._options.shard == AUTO:
+        # There is none on a single rank, unless `shard` is a pair.
+        if (division := batching.division) is not None and self._options.shard == AUTO:
             _warn_of_division(division.rank, division.world_size)
         begin = partial(self._begin, self._epochs.draw_ahead(batching))
         return self._framework.iteration(begin, self._epochs.count_steps)
@@ -389,9 +385,19 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if value is None and "_epochs" in vars(self):
             self.close()
 
-    @property
-    def _is_accelerate_prepared(self) -> bool:
-        """Whether Accelerate takes the loader as it is; Accelerate asks while it prepares the loader."""
+    if not TYPE_CHECKING:  # for which a loader would have every attribute
+
+        def __getattr__(self, name: str) -> Any:
+            # Not properties, which what lists a loader's attributes would ask for: Accelerate prepares the
+            # loader when it asks whether it is prepared. And a program's own attributes come first.
+            if name == "_is_accelerate_prepared":
+                return self._prepare_for_accelerate()
+            if self._prepared is not None and name in _OF_PREPARED:
+                return self._hand_over() if name == "iteration" else getattr(self._prepared, name)
+            return object.__getattribute__(self, name)  # raises
+
+    def _prepare_for_accelerate(self) -> bool:
+        """Return whether Accelerate takes the loader as it is, which then knows where an epoch ends."""
         if self._prepared is None:
             from accelerate import data_loader, state  # certainly installed: only Accelerate asks
 
@@ -409,53 +415,44 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
                     warn(_READ_BY_PYTORCH, UserWarning, 1)
-                    if isinstance(getattr(self.sampler, "set_epoch", None), EpochOf):
+                    if isinstance(getattr(self.sampler, "set_epoch", None), dataset_loader.EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
                 warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
             if process.device.type != "cpu":
                 self._reopen({"places": process.device})
             self._take_rank(process.process_index, process.num_processes)
-            self._prepared = PreparedLoader(self)
-            self._prepared._iterate = super().__iter__  # otherwise it would ask this loader, and so itself
-            self._kind, self.device = data_loader.DataLoaderShard, process.device
-            self.use_stateful_dataloader = True  # makes `save_state` ask for the state
-            # What users, and `skip_first_batches` below, find at Accelerate's own loaders.
-            self.total_batch_size = self._prepared.total_batch_size
-            self.synchronized_generator = self._epochs.plan.batching.torch_generator
-            self.rng_types = [] if self.synchronized_generator is None else ["generator"]
-            if isinstance(batches := self.batch_sampler, UpcomingBatches):
-                batches.lead_to(self._epochs, counts=True)  # for `skip_first_batches`, which reads them
+            self._prepared, shared = PreparedLoader(self), self._epochs.plan.batching.torch_generator
+            vars(self._prepared).update(
+                # Not iterating over this loader, which would ask for what is made here. And `save_state` asks
+                # a stateful loader for its state.
+                _iterate=super().__iter__, kind=data_loader.DataLoaderShard, use_stateful_dataloader=True,
+                device=process.device, synchronized_generator=shared, rng_types=shared and ["generator"],
+            )  # fmt: skip
         return True
-
-    @_is_accelerate_prepared.setter
-    def _is_accelerate_prepared(self, value: bool) -> None:
-        """Accept Accelerate's note that it has prepared the loader."""
 
     def _take_rank(self, rank: int, ranks: int) -> None:
         """Divide for this rank, which 'auto' does not do under Accelerate."""
         if ranks > 1 and self._epochs.plan.batching.undivided is not None:
-            options = self._options
-            unseeded = options.seed is None and options.generator is None
-            self._reopen({"shard": (rank, ranks), "seed": 0 if unseeded else options.seed})
+            seed = None if self._options.generator is not None else self._options.seed or 0
+            self._reopen({"shard": (rank, ranks), "seed": seed})
 
-    # `accelerate.skip_first_batches` asks for these. It makes a loader that knows where an epoch ends only
-    # from one of its own kind, and that loader reads with PyTorch's.
+    def _hand_over(self) -> int:
+        """Return the number of the next epoch, for which `accelerate.skip_first_batches` asks."""
+        # It makes a loader that reads with PyTorch's, by this one's batch sampler.
+        if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
+            raise TypeError(_IGNORES.format(", ".join(own)))
+        if isinstance(batches := self.batch_sampler, dataset_loader.UpcomingBatches):
+            batches.lead_to(self._epochs, 1)
+        return self._epochs.next_epoch
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
-        """Accelerate's kind of loader once it is prepared."""
-        return type(self) if self._prepared is None else self._kind
+        """Accelerate's kind of loader once it is prepared, as `accelerate.skip_first_batches` needs it."""
+        return type(self) if self._prepared is None else self._prepared.kind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (type(self),), self.__getstate__()  # pickle would compare `__class__`
-
-    @property
-    def iteration(self) -> int:
-        """The number of the next epoch, by Accelerate's name."""
-        if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
-            raise TypeError(_IGNORES.format(", ".join(own)))
-        return self._epochs.next_epoch
 
     def _name_own_options(self) -> list[str]:
         return [one for one, usual in _OWN_OPTIONS.items() if (getattr(self._options, one) or None) != usual]
@@ -498,7 +495,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
         if self.__initialized and name in _FIXED:
             raise dataset_loader.refuse_change(name)
-        if name not in _SETTABLE:
+        is_own = self._prepared is None or inspect.getattr_static(self, name, self) is not self
+        if name == "iteration" and not is_own:
+            self.set_epoch(value)  # type: ignore[arg-type]  # what it means in Accelerate's own loaders
+        elif name not in _SETTABLE:
             object.__setattr__(self, name, value)
         elif "_epochs" in vars(self):
             self._change(name, value)
@@ -507,16 +507,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
 
     def _change(self, name: str, value: Any) -> None:
         """Set an option for the epochs that begin from now on."""
-        changes = {name: value}
-        if name == "batch_sampler":
-            changes |= {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False}
-        elif name == "multiprocessing_context":
-            changes["start_method"] = None
-        elif name == "sampler":
-            changes["shuffle"] = False
         # A batch sampler keeps its own.
         if name not in _OF_BATCHES or (name == "sampler" and self.batch_sampler is None):
-            self._reopen(changes)
+            self._reopen({name: value} | _WITH.get(name, {}))
         if name in _OF_BATCHES:
             self.__dict__[name] = value
             self._see()
@@ -526,7 +519,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         before, batches = self._epochs, self._batches
         shown = {name: self.__dict__[name] for name in _OF_BATCHES}
         sampler: Any = before.plan.batching.sampler
-        if isinstance(getattr(sampler, "set_epoch", None), EpochOf):
+        if isinstance(getattr(sampler, "set_epoch", None), dataset_loader.EpochOf):
             del sampler.set_epoch  # it leads to the previous epochs
         framework = self._framework._replace(make_sampler=lambda *_, **__: sampler)
         if changes.keys() <= {"places", "shard", "seed"}:
@@ -534,8 +527,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         self._open(dataclasses.replace(self._options, **changes), framework)
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes
-        if isinstance(batches, UpcomingBatches):
-            batches.lead_to(before if replaced else self._epochs, counts=replaced or batches._counts)
+        if isinstance(batches, dataset_loader.UpcomingBatches):
+            batches.lead_to(*(before, float("inf")) if replaced else (self._epochs, batches._counts))
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
         self.__dict__.update(shown)
@@ -567,6 +560,10 @@ _OWN_ORDER = (
     "this loader reads, in an order that may not be Accelerate's, because a PyTorch loader, with which "
     "Accelerate would read, could not do the same with {}. Pass a seed to keep this order without the warning"
 )
+_EVEN = (
+    "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many batches, and the "
+    "last ones repeat the first samples; uneven='drop' drops the rest instead"
+)
 _REDRAWS = (
     "the loader does not use the state_dict of {name}, of type {kind}: to resume, it asks for the epoch's "
     "indices again and drops those that were delivered. So the same indices have to come again, for example "
@@ -591,7 +588,7 @@ def _warn_of_division(rank: int, world_size: int) -> None:
 DataLoader.__init__.__signature__ = _name_options()  # type: ignore[attr-defined]
 
 
-class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc]
+class _UpcomingBatches(dataset_loader.UpcomingBatches, TorchBatchSampler):  # type: ignore[misc]
     """The batch sampler of a loader, which is also PyTorch's ``BatchSampler``."""
 
     _plain = TorchBatchSampler
@@ -608,12 +605,7 @@ class _UpcomingBatches(UpcomingBatches, TorchBatchSampler):  # type: ignore[misc
     @even_batches.setter
     def even_batches(self, value: bool) -> None:
         if not value:
-            warnings.warn(
-                "even_batches=False has no effect on a loader of gpuloader: all ranks have equally many "
-                "batches, and the last ones repeat the first samples; uneven='drop' drops the rest instead",
-                UserWarning,
-                stacklevel=2,
-            )
+            warn(_EVEN, UserWarning, 0)
 
 
 DataLoader._upcoming = _UpcomingBatches

@@ -281,6 +281,9 @@ _ITEMS_OBSTACLE = (
 )
 
 
+_WAITS = "prepare it with Accelerate, make a process group before, or pass shard=(rank, world_size)"
+
+
 def _no_order(seed: int, epoch: int) -> None:
     """Return None: a sampler has to be iterated, or there is none."""
 
@@ -417,7 +420,8 @@ class Batching(NamedTuple):
         sharding = Sharding.of(shard, uneven)
         if not insists:
             # PyTorch programs that were never meant to be divided also run under Slurm or MPI.
-            sharding, self = sharding._replace(find=find_torch_rank), self._replace(find=find_torch_rank)
+            sharding = sharding._replace(find=find_torch_rank)
+            self = self._replace(find=lambda: find_torch_rank(waits=False))  # a warning need not wait
         is_alone = sharding.ranks is not None and sharding.ranks[1] == 1
         try:
             if self.iterable and not insists:
@@ -439,7 +443,7 @@ class Batching(NamedTuple):
         if not insists:
             # On a single rank, a list that the user changes counts in the next epoch. Under Accelerate, each
             # process counts as one: it divides what it finds when it takes a loader apart.
-            divided = divided._replace(undivided=self)
+            divided = divided._replace(undivided=self._replace(obstacle=_WAITS))
         if insists and divided.seed is None:
             # Without randomness no seed is needed, except by `sample_rng`; ranks must not draw one each.
             if not divided.is_seeded:
@@ -614,16 +618,23 @@ _SETS_EPOCH = (
 
 
 class _Told(int):
-    """The number of an epoch that a loader has set, to tell it from an equal one that a program sets."""
+    """The number of an epoch that a loader has set, to tell it from an equal one that a program sets.
+
+    A copy of a sampler keeps it; a pickle has a plain number, which a program may save.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return int, (int(self),)  # a program may save the epoch of its sampler
+        return int, (int(self),)
+
+    def __deepcopy__(self, memo: object) -> _Told:
+        return self
 
 
 def _was_set(now: object, seen: object) -> bool:
     """Return whether somebody other than a loader has set a sampler's epoch since a loader saw it."""
-    # A program may begin with set_epoch(0) after a first look at a batch, for which the loader set 0, too.
-    return now != seen or not isinstance(now, type(seen))
+    # A program may begin with set_epoch(0) after a first look at a batch, for which the loader set 0, too. A
+    # copy of a loader finds what the loader has set, as another loader of the same sampler does.
+    return not isinstance(now, _Told) and (now != seen or isinstance(seen, _Told))
 
 
 class EpochSetter:

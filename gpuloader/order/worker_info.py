@@ -54,11 +54,11 @@ def find_rank(launchers: Sequence[tuple[str, ...]] = _LAUNCHERS) -> tuple[int, i
     return 0, 1
 
 
-def find_torch_rank() -> tuple[int, int]:
+def find_torch_rank(*, waits: bool = True) -> tuple[int, int]:
     """Return the rank and world size of a PyTorch run; (0, 1) if there is none, and in case of doubt.
 
     Under Accelerate, loaders are divided when they are prepared, and the program means to read the others
-    whole.
+    whole. If this `waits`, that goes for a program that imports it, until there is a process group.
 
     >>> from unittest.mock import patch
     >>> with patch.dict(os.environ, {"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}):
@@ -73,7 +73,7 @@ def find_torch_rank() -> tuple[int, int]:
         # itself does not read them. And without a process group, a program that imports Accelerate may yet
         # begin to use it; until then a loader has the length that it has afterwards. RANK without WORLD_SIZE
         # is in doubt.
-        counts = accelerate is None and "WORLD_SIZE" in os.environ
+        counts = (accelerate is None or not waits) and "WORLD_SIZE" in os.environ
         return find_rank(_LAUNCHERS[:1] if counts else ())
     except ValueError:
         return 0, 1

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gpuloader import BatchSampler
 from gpuloader.accelerate import PreparedLoader, prepare, skip_first_batches
 from gpuloader.api import prepared_loader
 from tests.loading import load as load_on_cpu
@@ -40,6 +41,24 @@ def test_a_loader_is_registered(processes, shard):
     assert prepared.state_dict()["epoch"] == 3
 
 
+@pytest.mark.parametrize(
+    ("options", "total"),
+    [
+        ({}, 2),
+        ({"shard": (0, 3), "uneven": "repeat"}, 6),
+        ({"places": ["cpu", "cpu"]}, 4),
+        ({"places": ["cpu", "cpu"], "split": "shards"}, 2),
+        ({"batch_size": 1, "batch_sampler": BatchSampler(range(10), batch_size=5)}, 5),
+        ({"batch_size": 1, "batch_sampler": [[0], [1, 2]]}, None),
+        ({"batch_size": None}, None),
+    ],
+)
+def test_the_samples_of_a_step_are_counted_where_all_have_as_many(options, total):
+    prepared = PreparedLoader(load(**options))
+    assert getattr(prepared, "total_batch_size", None) == total
+    assert prepared.total_dataset_length == 10
+
+
 def skip(count):
     return skip_first_batches(PreparedLoader(load()), count)
 
@@ -54,10 +73,11 @@ WHOLE = "each of the 2 processes would read everything: pass shard='auto'"
         (lambda: prepare(Accelerator(1), load(static=True)), ValueError, "a loader with static=True cannot"),
         (lambda: prepare(Accelerator(1), [1, 2]), TypeError, r"expected a gpuloader.DataLoader, got list; "),
         (lambda: skip(-1), ValueError, "num_batches must be an integer"),
-        (lambda: skip(12), ValueError, "12 batches into an epoch and t"),
+        (lambda: skip(12), ValueError, "12 batches into an epoch and t.* more batches are to be skipped"),
         (lambda: PreparedLoader(load()).sampler, AttributeError, r"use gpuloader\.accelerate\.skip_first_b"),
         (lambda: PreparedLoader(load()).batch_sampler, AttributeError, r"use gpuloader\.accelerate\.skip_f"),
-        (lambda: PreparedLoader(load()).other, AttributeError, r"its loader may have: .loader.other"),
+        (lambda: PreparedLoader(load()).other, AttributeError, r"has no other: try \.loader\.other"),
+        (lambda: PreparedLoader(load(batch_size=None)).total_batch_size, AttributeError, "no common size"),
     ],
 )
 def test_what_is_refused(act, error, message):
@@ -85,6 +105,16 @@ def test_batches_that_are_skipped_are_not_read(options, wanted):
     assert values(skip_first_batches(items, 2).loader) == [[9]]
 
 
+@pytest.mark.parametrize("options", [{}, {"shard": (0, 1)}, {"split": "shards"}], ids=str)
+def test_steps_of_several_places_are_skipped_whole(options):
+    def steps_of(loader):
+        return [[place.tolist() for place in step] for step in loader]
+
+    options = {"places": ["cpu", "cpu"], "drop_last": True, **options}
+    prepared = skip_first_batches(PreparedLoader(load(**options)), 1)
+    assert steps_of(prepared.loader) == steps_of(load(**options))[1:]
+
+
 class Known:
     """Stands for what Accelerate knows of a loader."""
 
@@ -100,7 +130,7 @@ class Known:
 @pytest.fixture
 def known(monkeypatch):
     known = Known()
-    monkeypatch.setattr(prepared_loader, "_make_known", lambda: known)
+    monkeypatch.setattr(prepared_loader, "_make_known", lambda _: known)
     return known
 
 

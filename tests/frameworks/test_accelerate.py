@@ -1,5 +1,6 @@
 """Accelerate, and the Trainer of Transformers over it, on two processes: what each rank reads and resumes."""
 
+import copy
 import itertools
 import json
 import pickle
@@ -11,6 +12,7 @@ import pytest
 
 from tests.launching import run, seen_by_ranks
 from tests.loading import load
+from tests.sample_sets import values
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")  # without its Trainer, whose import takes eight seconds
@@ -303,6 +305,93 @@ def test_accelerate_skips_with_a_loader_that_knows_the_end_or_not_at_all(monkeyp
         for batch in gpuloader.accelerate.skip_first_batches(loader, 1)
     ]
     assert found == [([2.0, 3.0], False), ([4.0, 5.0], True)]
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """Return an Accelerator of a single process."""
+    monkeypatch.setattr(AcceleratorState, "_shared_state", {})
+    return Accelerator(cpu=True)
+
+
+def seeded(count=12, size=4, kind=ours.DataLoader, **options):
+    return kind(range(count), size, shuffle=True, seed=1, **options)
+
+
+def test_to_look_at_the_batch_sampler_begins_no_epoch(accelerator):
+    loader = accelerator.prepare(seeded())
+    alone = seeded()
+    listed = list(alone.batch_sampler)
+    assert list(loader.batch_sampler) == listed == values(alone)
+    epoch = iter(loader)
+    first = next(epoch).tolist()
+    following = list(loader.batch_sampler)
+    assert [first, *values(epoch)] == listed
+    assert values(loader) == following == values(alone)
+
+
+def test_the_epoch_that_accelerate_skips_in_is_followed_by_the_next_one(accelerator):
+    loader, alone = accelerator.prepare(seeded()), seeded()
+    assert values(accelerator.skip_first_batches(loader, 1)) == values(alone)[1:]
+    assert [values(loader) for _ in range(2)] == [values(alone) for _ in range(2)]
+    assert list(loader.batch_sampler) == values(loader) == values(alone)
+
+
+def test_the_iteration_can_be_set_and_read(accelerator):
+    """By Accelerate's name for the number of the epoch, which its own loaders have."""
+    loader, alone = seeded(), seeded()
+    assert not hasattr(loader, "iteration")
+    accelerator.prepare(loader)
+    assert loader.iteration == 0
+    loader.iteration = 3
+    alone.set_epoch(3)
+    assert values(loader) == values(alone)
+    assert loader.iteration == 4
+    assert values(loader) == values(alone)
+
+
+class Counting(ours.DataLoader):
+    """Counts its loops, and has a device of its own, by names that Accelerate uses, too."""
+
+    iteration = 0
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.device = "mine"
+
+    def __iter__(self):
+        self.iteration += 1
+        return super().__iter__()
+
+
+def test_a_subclass_keeps_what_it_names_as_accelerate_does(accelerator):
+    loader, alone = accelerator.prepare(seeded(kind=Counting)), seeded()
+    for loops in range(1, 4):
+        assert values(loader) == values(alone)
+        assert (loader.iteration, loader.device) == (loops, "mine")
+
+
+@pytest.mark.parametrize(
+    "make", [copy.copy, copy.deepcopy, lambda loader: pickle.loads(pickle.dumps(loader))]
+)
+def test_a_copy_of_a_prepared_loader_can_be_prepared_itself(accelerator, make):
+    loader = accelerator.prepare(seeded())
+    again = make(loader)
+    assert again.__class__ is ours.DataLoader
+    names = ("device", "iteration", "rng_types", "total_batch_size", "use_stateful_dataloader")
+    assert [name for name in names if hasattr(again, name)] == []
+    assert all(hasattr(loader, name) for name in names)
+    ends = [accelerator.gradient_state.end_of_dataloader for _ in accelerator.prepare(again)]
+    assert ends == [False, False, True]
+
+
+def test_what_is_looped_over_is_the_active_dataloader(accelerator):
+    loader = accelerator.prepare(seeded())
+    for _ in loader:
+        active = accelerator.gradient_state.active_dataloader
+        assert active.dataset is loader.dataset
+        assert (active.total_dataset_length, active.total_batch_size) == (12, 4)
+    assert accelerator.gradient_state.active_dataloader is None
 
 
 def test_a_dataset_is_opened_once(monkeypatch):

@@ -44,6 +44,8 @@ def set_all(monkeypatch, **variables):
 def no_launcher(monkeypatch):
     for name in [*sum(PAIRS, ()), *LOCAL, "NODE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE"]:
         monkeypatch.delenv(name, raising=False)
+    # Where a program imports Accelerate, variables alone make no rank; another test may have imported it.
+    monkeypatch.delitem(sys.modules, "accelerate.state", raising=False)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -58,6 +60,17 @@ def test_every_launcher_is_understood_and_half_a_pair_is_an_error_that_names_bot
     assert find_rank() == (2, 3)
     # PyTorch knows only torchrun's: a single process inherits the others' variables in a batch script.
     assert find_torch_rank() == ((2, 3) if pair == PAIRS[0] else (0, 1))
+
+
+@pytest.mark.parametrize(("shared", "found"), [({}, (2, 3)), ({"num_processes": 3}, (0, 1))])
+def test_a_program_that_imports_accelerate_may_yet_prepare_its_loaders(monkeypatch, shared, found):
+    """Those that it does not prepare are whole, which needs no warning once Accelerate is in use."""
+    partial_state = types.SimpleNamespace(_shared_state=shared)
+    imported = types.SimpleNamespace(PartialState=partial_state)
+    monkeypatch.setitem(sys.modules, "accelerate.state", imported)
+    set_all(monkeypatch, RANK=2, WORLD_SIZE=3)
+    assert find_torch_rank() == (0, 1)
+    assert find_torch_rank(waits=False) == found
 
 
 @pytest.mark.parametrize("first", range(len(PAIRS)))

@@ -1,7 +1,9 @@
 """What `gpuloader.torch.DataLoader` adds to PyTorch's; `tests/torch_suite` compares the two."""
 
 import copy
+import inspect
 import pickle
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ import gpuloader  # noqa: E402
 from gpuloader import CPUPlace, CUDAPlace, LoaderError, SampleError  # noqa: E402
 from gpuloader.api.torch_loader import _find_pin  # noqa: E402
 from gpuloader.devices.places import parse_place  # noqa: E402
-from gpuloader.torch import DataLoader  # noqa: E402
+from gpuloader.torch import DataLoader, DistributedSampler  # noqa: E402
 
 
 def test_all_options_of_ours_can_be_added():
@@ -169,6 +171,33 @@ def test_copies_draw_from_copies_of_the_generator():
         assert [values(again) for _ in range(2)] == order
         assert again.generator.initial_seed() == 5
     assert list(pickle.loads(pickle.dumps(DataLoader([1, 2], batch_size=None)))) == [1, 2]
+
+
+@pytest.mark.filterwarnings("ignore:the loader calls:UserWarning")
+@pytest.mark.parametrize("make", [copy.copy, copy.deepcopy])
+def test_a_copy_begins_with_the_first_epoch_of_its_sampler(make):
+    def read(loader):
+        return [values(loader) for _ in range(2)]
+
+    sampler = DistributedSampler(range(12), 2, 0)
+    loader = DataLoader(range(12), 3, sampler=sampler)
+    first = read(loader)
+    second = read(make(loader))
+    assert first == second
+    assert first[0] != first[1]
+    third = values(loader)
+    assert third not in first
+
+
+def test_what_lists_attributes_does_not_prepare_a_loader_for_accelerate():
+    loader = DataLoader(range(4), 2, on_bad="skip")
+    listed = dict(inspect.getmembers(loader))
+    assert "batch_sampler" in listed
+    assert not hasattr(loader, "iteration")
+    assert not hasattr(mock.create_autospec(loader), "iteration")
+    assert "_is_accelerate_prepared" not in listed
+    with pytest.raises(AttributeError, match="'DataLoader' object has no attribute 'other'"):
+        loader.other  # noqa: B018
 
 
 def seed_everything(worker):

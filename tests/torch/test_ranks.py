@@ -1,6 +1,7 @@
 """`gpuloader.torch.DataLoader` on several ranks, beside PyTorch's loader with a `DistributedSampler`."""
 
 import itertools
+import sys
 import warnings
 from types import SimpleNamespace
 
@@ -96,6 +97,23 @@ def test_a_division_that_nobody_asked_for_is_announced(become, options, warns, w
         list(load(8, **options))
         list(load(8, **options))
     assert ["pass shard=None" in str(one.message) for one in heard] == [True] * (warns and world_size > 1)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": torch.utils.data.RandomSampler(range(8))}])
+@pytest.mark.parametrize(("shared", "warns"), [({}, True), ({"num_processes": 2}, False)])
+def test_accelerate_that_is_imported_and_not_used_is_warned_of(become, monkeypatch, options, shared, warns):
+    """Without it, torchrun's variables divide; with it, every rank reads everything."""
+    become(1, 2)
+    state = SimpleNamespace(PartialState=SimpleNamespace(_shared_state=shared))
+    monkeypatch.setitem(sys.modules, "accelerate.state", state)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        loader = load(8, **options)
+        assert len(loader) == 2
+        assert not heard
+        assert sorted(joined(values(loader))) == [*range(8)]
+        list(load(8))
+    assert ["rank 1 of 2, and the loader reads all" in str(one.message) for one in heard] == [True] * warns
 
 
 def test_the_epoch_is_the_one_of_the_first_step(become):

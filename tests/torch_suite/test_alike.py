@@ -160,13 +160,18 @@ def test_the_epoch_of_a_sampler_is_saved_as_a_number(lib):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_program_replaces_default_collate_where_the_loader_looks_for_it(lib, monkeypatch, workers):
+def test_a_program_replaces_default_functions_where_the_loader_looks_for_them(lib, monkeypatch, workers):
     module = importlib.import_module("torch.utils.data._utils.collate")
     monkeypatch.setattr(module, "default_collate", lambda samples: ["replaced", *samples])
+    assert list(lib.DataLoader([1, 2], batch_size=None)) == [1, 2]
+    monkeypatch.setattr(module, "default_convert", lambda sample: {"replaced": sample})
     loader = lib.DataLoader([1, 2, 3], 2, num_workers=workers)
+    single = lib.DataLoader([1, 2], batch_size=None, num_workers=workers)
     monkeypatch.undo()
     assert list(loader) == [["replaced", 1, 2], ["replaced", 3]]
     assert loader.collate_fn([4]) == ["replaced", 4]
+    assert list(single) == [{"replaced": 1}, {"replaced": 2}]
+    assert single.collate_fn(4) == {"replaced": 4}
     assert list(lib.DataLoader([1, 2], batch_size=None)) == [1, 2]
 
 
