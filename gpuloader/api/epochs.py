@@ -195,8 +195,7 @@ class ReadingEpochs(Epochs):
         reached = ReadSoFar(position.batches, items_a_batch, position.own)
         batches = stage_all(reader, make_stager(), buffers.ring, self._meter, reached, self._token)
         # What the loop reads itself starts nothing that a signal could leave behind; deferring takes 10 µs.
-        starts = policy is not None and policy.threaded
-        with deferred_interrupt() if starts else nullcontext():  # until the guard knows the thread that reads
+        with deferred_interrupt() if policy and policy.threaded else nullcontext():  # until it is guarded
             epoch = Epoch(
                 buffers,
                 open_fetch(batches, buffers.ring, capacity, policy),

@@ -56,9 +56,11 @@ def deferred_interrupt() -> Iterator[None]:
     # Not `current_thread`: Arrow reads remote files in threads of its own, and `threading.enumerate()` would
     # list a dummy for each from then on.
     is_main = threading.get_ident() == threading.main_thread().ident
-    handlers = {one: old for one in _DEFERRED if is_main and callable(old := signal.getsignal(one))}
-    came: list[tuple[int, FrameType | None]] = []
-    process = [os.getpid()]
+    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
+    for one in _DEFERRED if is_main else ():
+        if callable(handler := signal.getsignal(one)):
+            handlers[one] = handler
+    came, process = list[tuple[int, FrameType | None]](), [os.getpid()]
 
     def defer(number: int, frame: FrameType | None) -> None:
         if came or process != [os.getpid()]:  # a forked worker inherits this
