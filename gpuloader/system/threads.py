@@ -60,7 +60,8 @@ def deferred_interrupt() -> Iterator[None]:
     for one in _DEFERRED if is_main else ():
         if callable(handler := signal.getsignal(one)):
             handlers[one] = handler
-    came, process = list[tuple[int, FrameType | None]](), [os.getpid()]
+    came: list[tuple[int, FrameType | None]] = []
+    process = [os.getpid()]
 
     def defer(number: int, frame: FrameType | None) -> None:
         if came or process != [os.getpid()]:  # a forked worker inherits this
