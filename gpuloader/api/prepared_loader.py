@@ -36,7 +36,11 @@ class PreparedLoader:
         """Return the number of steps in an epoch."""
         return len(self.loader)
 
-    # By the names that Accelerate's own loaders have for them.
+    # By the names that Accelerate's own loaders have for them: the number of the next epoch, of the dataset's
+    # samples, and of those in a step.
+
+    iteration = property(lambda self: self.loader._epochs.next_epoch)
+    total_dataset_length = property(lambda self: len(self.loader.dataset))
 
     @property
     def total_batch_size(self) -> int:
@@ -45,11 +49,6 @@ class PreparedLoader:
         if plan.batching.size is None or plan.batching.single:
             raise AttributeError  # `__getattr__` says why
         return plan.batching.size * ranks * len(plan.delivery.devices) // plan.delivery.shards
-
-    @property
-    def total_dataset_length(self) -> int:
-        """The number of samples in the dataset; raises `TypeError` if it has no length."""
-        return len(self.loader.dataset)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and tell Accelerate where it ends."""

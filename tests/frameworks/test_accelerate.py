@@ -347,6 +347,7 @@ def test_the_iteration_can_be_set_and_read(accelerator):
     alone.set_epoch(3)
     assert values(loader) == values(alone)
     assert loader.iteration == 4
+    assert list(loader.batch_sampler) == values(loader) == values(alone)
     assert values(loader) == values(alone)
 
 
