@@ -221,5 +221,5 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     >>> skip_first_batches(loader, 1).state_dict()["batches"]
     1
     """
-    (getattr(loader, "_prepared", None) or loader).skip(check_whole("num_batches", num_batches, 2**63))
+    getattr(loader, "_prepared", loader).skip(check_whole("num_batches", num_batches, 2**63))
     return loader
