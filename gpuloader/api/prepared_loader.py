@@ -89,7 +89,8 @@ class PreparedLoader:
         settled, delivery = self.loader._epochs.plan.batching.settle(), self.loader._epochs.plan.delivery
         batches = steps * len(delivery.devices) // delivery.shards  # each place may get one in a step
         if "position" in state:
-            state["position"] += batches * settled.step
+            reached, total = batches * settled.step, self.loader._epochs._count_all() or 0
+            state["position"] = total if total < reached < total + settled.step else reached  # a short end
         elif "workers" not in state:
             state["batches"] += batches * (settled.step if settled.is_dealt else state.get("shards", 1))
         else:
