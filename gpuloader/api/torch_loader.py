@@ -24,6 +24,7 @@ from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_ge
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.worker_info import get_worker_info
 from gpuloader.sources import dataset as datasets
+from gpuloader.sources.dataset import MapStyle, Readable, S
 from gpuloader.sources.torch_classes import LikeTorchs, Subset
 
 try:
@@ -166,7 +167,7 @@ def _prefers_names(init: Callable[P, None]) -> Callable[P, None]:
     return accept
 
 
-class DataLoader(LikeTorchs, dataset_loader.DataLoader[datasets.S], TorchLoader):  # type: ignore[misc]
+class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type: ignore[misc]
     """A `gpuloader.DataLoader` with the parameters, defaults and results of ``torch.utils.data.DataLoader``.
 
     Batches are PyTorch tensors in host memory, so a program that moves them to a device runs unchanged.
@@ -252,7 +253,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[datasets.S], TorchLoader)
     @_prefers_names
     def __init__(
         self,
-        dataset: datasets.Readable[datasets.S] | Iterable[datasets.S],
+        dataset: Readable[S] | Iterable[S],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Iterable[Any] | None = None,
@@ -612,13 +613,13 @@ DataLoader._upcoming = _UpcomingBatches
 
 
 def random_split(
-    dataset: datasets.MapStyle[datasets.S],
+    dataset: MapStyle[S],
     lengths: Sequence[float],
     generator: int | GeneratorLike = None,
     *,
     seed: int | None = None,
     stratify: ArrayLike | None = None,
-) -> list[Subset[datasets.S]]:
+) -> list[Subset[S]]:
     """Split a dataset at random, into the same parts as ``torch.utils.data.random_split``.
 
     Parameters, errors and results are those of `gpuloader.random_split`. The exception: without a generator
