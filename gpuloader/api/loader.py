@@ -660,7 +660,7 @@ class DataLoader(Measured, Generic[S]):
 
     def __repr__(self) -> str:
         plan, options, count = self._epochs.plan, self._options, self.num_workers
-        batching = plan.batching
+        batching, delivery = plan.batching, plan.delivery
         dataset = type(self.dataset).__name__  # the user's word for it, not the table that is read
         with suppress(Exception):  # of the user's class, which must not make a description fail
             # The source's length, because that of a dict is its number of columns.
@@ -678,8 +678,7 @@ class DataLoader(Measured, Generic[S]):
         workers = f"{count} worker {kinds.get(kind, kind)}" if count else "no workers"
         if count and self._epochs.workers.most:
             workers += ", a number found automatically"
-        devices = ", ".join(device.name for device in plan.delivery.devices)
-        parts = [dataset, batches, order, workers, f"on {devices}"]
+        parts = [dataset, batches, order, workers, f"on {', '.join(one.name for one in delivery.devices)}"]
         with suppress(ValueError):  # a description must not fail if the launcher's variables are inconsistent
             rank, world_size = self._epochs.ranks
             parts[3:3] = [f"rank {rank} of {world_size}"] if world_size > 1 else []

@@ -36,7 +36,11 @@ class PreparedLoader:
         """Return the number of steps in an epoch."""
         return len(self.loader)
 
-    # By the names that Accelerate's own loaders have for them.
+    # By the names that Accelerate's own loaders have for them: the number of the next epoch, of the dataset's
+    # samples, and of those in a step.
+
+    iteration = property(lambda self: self.loader._epochs.next_epoch)
+    total_dataset_length = property(lambda self: len(self.loader.dataset))
 
     @property
     def total_batch_size(self) -> int:
@@ -45,11 +49,6 @@ class PreparedLoader:
         if plan.batching.size is None or plan.batching.single:
             raise AttributeError  # `__getattr__` says why
         return plan.batching.size * ranks * len(plan.delivery.devices) // plan.delivery.shards
-
-    @property
-    def total_dataset_length(self) -> int:
-        """The number of samples in the dataset; raises `TypeError` if it has no length."""
-        return len(self.loader.dataset)
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the next epoch, and tell Accelerate where it ends."""
@@ -90,7 +89,8 @@ class PreparedLoader:
         settled, delivery = self.loader._epochs.plan.batching.settle(), self.loader._epochs.plan.delivery
         batches = steps * len(delivery.devices) // delivery.shards  # each place may get one in a step
         if "position" in state:
-            state["position"] += batches * settled.step
+            reached, total = batches * settled.step, self.loader._epochs._count_all() or 0
+            state["position"] = total if total < reached < total + settled.step else reached  # a short end
         elif "workers" not in state:
             state["batches"] += batches * (settled.step if settled.is_dealt else state.get("shards", 1))
         else:
@@ -222,5 +222,5 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     >>> skip_first_batches(loader, 1).state_dict()["batches"]
     1
     """
-    (getattr(loader, "_prepared", None) or loader).skip(check_whole("num_batches", num_batches, 2**63))
+    getattr(loader, "_prepared", loader).skip(check_whole("num_batches", num_batches, 2**63))
     return loader

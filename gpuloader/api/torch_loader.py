@@ -393,7 +393,9 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             if name == "_is_accelerate_prepared":
                 return self._prepare_for_accelerate()
             if self._prepared is not None and name in _OF_PREPARED:
-                return self._hand_over() if name == "iteration" else getattr(self._prepared, name)
+                if name == "synchronized_generator":
+                    self._hand_over()
+                return getattr(self._prepared, name)
             return object.__getattribute__(self, name)  # raises
 
     def _prepare_for_accelerate(self) -> bool:
@@ -437,14 +439,13 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             seed = None if self._options.generator is not None else self._options.seed or 0
             self._reopen({"shard": (rank, ranks), "seed": seed})
 
-    def _hand_over(self) -> int:
-        """Return the number of the next epoch, for which `accelerate.skip_first_batches` asks."""
-        # It makes a loader that reads with PyTorch's, by this one's batch sampler.
+    def _hand_over(self) -> None:
+        """Let another loader read the next epoch by this one's batch sampler."""
+        # Only `accelerate.skip_first_batches` asks for the generator: it makes such a loader, of PyTorch's.
         if own := [one for one in self._name_own_options() if one != "cache"]:  # which changes no sample
             raise TypeError(_IGNORES.format(", ".join(own)))
         if isinstance(batches := self.batch_sampler, dataset_loader.UpcomingBatches):
             batches.lead_to(self._epochs, 1)
-        return self._epochs.next_epoch
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

@@ -105,6 +105,17 @@ def test_batches_that_are_skipped_are_not_read(options, wanted):
     assert values(skip_first_batches(items, 2).loader) == [[9]]
 
 
+@pytest.mark.parametrize("options", [{}, {"shard": (0, 1)}, {"shard": (1, 2), "uneven": "repeat"}], ids=str)
+def test_a_whole_epoch_can_be_skipped_and_no_more(options):
+    """Its last step is shorter than the others."""
+    loader = load(range(11), batch_size=4, **options)
+    prepared = skip_first_batches(PreparedLoader(loader), len(loader))
+    assert values(prepared.loader) == []
+    assert values(prepared.loader) == values(load(range(11), batch_size=4, **options))
+    with pytest.raises(ValueError, match="more batches are to be skipped than there are"):
+        skip_first_batches(prepared, len(loader) + 1)
+
+
 @pytest.mark.parametrize("options", [{}, {"shard": (0, 1)}, {"split": "shards"}], ids=str)
 def test_steps_of_several_places_are_skipped_whole(options):
     def steps_of(loader):

@@ -337,6 +337,18 @@ def test_the_epoch_that_accelerate_skips_in_is_followed_by_the_next_one(accelera
     assert list(loader.batch_sampler) == values(loader) == values(alone)
 
 
+class Stream(theirs.IterableDataset):
+    def __iter__(self):
+        return iter(range(6))
+
+
+def test_batches_of_a_stream_can_be_skipped(accelerator):
+    loader = accelerator.prepare(ours.DataLoader(Stream(), 2, seed=1))
+    assert values(gpuloader.accelerate.skip_first_batches(loader, 1)) == [[2, 3], [4, 5]]
+    assert values(accelerator.skip_first_batches(loader, 2)) == [[4, 5]]
+    assert values(loader) == [[0, 1], [2, 3], [4, 5]]
+
+
 def test_the_iteration_can_be_set_and_read(accelerator):
     """By Accelerate's name for the number of the epoch, which its own loaders have."""
     loader, alone = seeded(), seeded()
@@ -347,6 +359,7 @@ def test_the_iteration_can_be_set_and_read(accelerator):
     alone.set_epoch(3)
     assert values(loader) == values(alone)
     assert loader.iteration == 4
+    assert list(loader.batch_sampler) == values(loader) == values(alone)
     assert values(loader) == values(alone)
 
 
