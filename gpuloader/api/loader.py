@@ -711,7 +711,7 @@ FIXED |= {"batch_sampler", "multiprocessing_context", "num_workers", "prefetch_f
 _OF_READING = ("decode", "num_workers", "timeout", "worker_init_fn", "start_method", "on_worker_death")
 """The options with which the samples of a cache are read, the same as for an epoch."""
 _PRIVATE = {"_options", "_epochs", "_batches", "_meter", "_cache", "_seen"}
-_PRIVATE |= {"_prepared", "_is_accelerate_prepared"}
+_PRIVATE |= {"_prepared", "_kind", "_is_accelerate_prepared"}
 """The attributes of a loader that a copy makes again; a subclass or the user added all others."""
 
 

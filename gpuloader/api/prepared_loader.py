@@ -31,6 +31,7 @@ class PreparedLoader:
         self._iterate: Callable[[], Iterator[Any]] = partial(iter, loader)
         self._state: dict[str, Any] | None = None
         self._skipped = 0
+        self._shown: dict[str, Any] = {}  # other attributes by which Accelerate knows a PyTorch loader
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch."""
@@ -57,7 +58,8 @@ class PreparedLoader:
             from accelerate.utils import synchronize_rng_states
 
             synchronize_rng_states(["generator"], generator)  # ranks may have seeded theirs differently
-        steps, self._skipped = itertools.islice(self._iterate(), self._skipped, None), 0
+        steps = itertools.islice(self._iterate(), self._skipped, None)
+        self._skipped = 0
         known.begin()
         try:
             before, batch = self.loader._epochs.state(), next(steps, END)

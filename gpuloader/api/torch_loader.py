@@ -141,8 +141,7 @@ _OF_BATCHES = ("batch_size", "drop_last", "sampler")
 # These can be set between epochs, and before the loader is made.
 _OPTIONS = {*_COMPUTED[:4], "collate_fn", "generator", "in_order", "timeout"}
 _OPTIONS |= {"pin_memory", "pin_memory_device"}
-_OF_PREPARED = {"device", "iteration", "rng_types", "synchronized_generator", "use_stateful_dataloader"}
-_OF_PREPARED |= {"total_batch_size", "total_dataset_length"}
+_OF_PREPARED = ("iteration", "total_batch_size", "total_dataset_length")
 _SETTABLE = {*_OPTIONS, *_OF_BATCHES, "batch_sampler", "dataset", "persistent_workers"}
 _WITH: dict[str, dict[str, Any]] = {  # what setting an option sets as well
     "batch_sampler": {"batch_size": 1, "shuffle": False, "sampler": None, "drop_last": False},
@@ -392,10 +391,13 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             # loader when it asks whether it is prepared. And a program's own attributes come first.
             if name == "_is_accelerate_prepared":
                 return self._prepare_for_accelerate()
-            if self._prepared is not None and name in _OF_PREPARED:
+            if self._prepared is not None:
+                if name in _OF_PREPARED:
+                    return getattr(self._prepared, name)
                 if name == "synchronized_generator":
                     self._hand_over()
-                return getattr(self._prepared, name)
+                if name in self._prepared._shown:
+                    return self._prepared._shown[name]
             return object.__getattribute__(self, name)  # raises
 
     def _prepare_for_accelerate(self) -> bool:
@@ -424,13 +426,15 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             if process.device.type != "cpu":
                 self._reopen({"places": process.device})
             self._take_rank(process.process_index, process.num_processes)
-            self._prepared, shared = PreparedLoader(self), self._epochs.plan.batching.torch_generator
-            vars(self._prepared).update(
-                # Not iterating over this loader, which would ask for what is made here. And `save_state` asks
-                # a stateful loader for its state.
-                _iterate=super().__iter__, kind=data_loader.DataLoaderShard, use_stateful_dataloader=True,
-                device=process.device, synchronized_generator=shared, rng_types=shared and ["generator"],
-            )  # fmt: skip
+            prepared, shared = PreparedLoader(self), self._epochs.plan.batching.torch_generator
+            prepared._iterate = super().__iter__  # iterating over this loader asks for what is made here
+            prepared._shown = {
+                "device": process.device,
+                "synchronized_generator": shared,
+                "rng_types": shared and ["generator"],
+                "use_stateful_dataloader": True,  # makes `save_state` ask for the state
+            }
+            self._prepared, self._kind = prepared, data_loader.DataLoaderShard
         return True
 
     def _take_rank(self, rank: int, ranks: int) -> None:
@@ -450,7 +454,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """Accelerate's kind of loader once it is prepared, as `accelerate.skip_first_batches` needs it."""
-        return type(self) if self._prepared is None else self._prepared.kind
+        return type(self) if self._prepared is None else self._kind
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object.__new__, (type(self),), self.__getstate__()  # pickle would compare `__class__`
