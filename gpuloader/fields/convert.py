@@ -303,7 +303,7 @@ def check_mask(value: object) -> None:
 
     >>> check_mask([np.ma.masked_array([1, 2], [False, True])])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
-    gpuloader.errors.SampleError: expected numbers, got an array with masked elements, ...
+    gpuloader.errors.SampleError: expected numbers, got an array with masked elements; ...
     """
     if "numpy.ma" not in sys.modules or type(value) is np.ndarray:
         return

@@ -62,7 +62,7 @@ def test_the_error_is_of_the_first_bad_sample_whichever_was_fetched_first(parts)
 
 
 def test_the_error_is_of_the_first_bad_sample_whichever_failed_first():
-    job, threads = Job(0, range(3)), SimpleNamespace(closed=threading.Event(), bell=SimpleQueue())
+    job, threads = Job(0, range(3)), SimpleNamespace(closed=False, bell=SimpleQueue())
     parts = DividedJob(job, begin_bad(), 3, threads, SimpleQueue())
     for start in (0, 2, 1):
         parts.run(start, start + 1, 0)
