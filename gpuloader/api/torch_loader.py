@@ -292,9 +292,11 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         if batch_size is None and drop_last:
             raise ValueError("batch_size=None yields single samples: there is no last batch to drop")
         if collate_fn is None:
-            own: Any = default_convert if batch_size is None else default_collate
-            found = getattr(_collate_functions()[0], own.__name__)  # a program may have replaced PyTorch's
-            collate_fn = None if found is own else found
+            functions = _collate_functions()[0]  # a program may have replaced one, even before our import
+            own, found = default_collate, functions.default_collate
+            if batch_size is None:
+                own, found = default_convert, functions.default_convert
+            collate_fn = None if found is own and found.__module__ == functions.__name__ else found
         super().__init__(
             dataset, batch_size=batch_size, sampler=sampler, batch_sampler=batch_sampler,
             num_workers=num_workers, collate_fn=collate_fn, pin_memory=pin_memory, drop_last=drop_last,

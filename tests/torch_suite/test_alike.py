@@ -3,6 +3,9 @@
 import importlib
 import inspect
 import pickle
+import subprocess
+import sys
+import textwrap
 import warnings
 from collections import UserDict
 
@@ -184,3 +187,18 @@ def test_a_loader_for_each_epoch_reads_the_one_that_its_sampler_was_set_to(lib):
             loader = lib.DataLoader(range(8), **options)
             for _ in range(2 if epoch else 1):
                 assert [int(index) for [index] in loader] == list(reference)
+
+
+def test_a_default_function_that_was_replaced_before_the_import_is_followed():
+    code = """
+        import torch.utils.data._utils.collate as collate
+        import torch.utils.data
+        collate.default_collate = torch.utils.data.default_collate = lambda samples: ["replaced", *samples]
+        collate.default_convert = torch.utils.data.default_convert = lambda sample: {"replaced": sample}
+        from gpuloader.torch import DataLoader
+        print(list(DataLoader([1, 2], 2)), list(DataLoader([1], None)))
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout == "[['replaced', 1, 2]] [{'replaced': 1}]\n"
