@@ -47,6 +47,11 @@ _NAMES = {"SIGINT", "SIGTERM", "SIGHUP", "SIGALRM", "SIGUSR1", "SIGUSR2"}  # whe
 _DEFERRED: list[int] = [one for one in signal.Signals if one.name in _NAMES]
 
 
+def _restore(handlers: dict[int, Callable[[int, FrameType | None], object]]) -> None:
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
 @contextmanager
 def deferred_interrupt() -> Iterator[None]:
     """Delay the handler of a signal to the end of the block; a second signal is handled immediately."""
@@ -56,15 +61,12 @@ def deferred_interrupt() -> Iterator[None]:
     # Not `current_thread`: Arrow reads remote files in threads of its own, and `threading.enumerate()` would
     # list a dummy for each from then on.
     is_main = threading.get_ident() == threading.main_thread().ident
-    handlers: dict[int, Callable[[int, FrameType | None], object]] = {}
-    for one in _DEFERRED if is_main else ():
-        if callable(handler := signal.getsignal(one)):
-            handlers[one] = handler
+    handlers = {one: old for one in _DEFERRED if is_main and callable(old := signal.getsignal(one))}
     came: list[tuple[int, FrameType | None]] = []
-    process = [os.getpid()]
+    process = os.getpid()
 
     def defer(number: int, frame: FrameType | None) -> None:
-        if came or process != [os.getpid()]:  # a forked worker inherits this
+        if came or process != os.getpid():  # a forked worker inherits this
             handlers[number](number, frame)
         else:
             came.append((number, frame))
@@ -75,11 +77,10 @@ def deferred_interrupt() -> Iterator[None]:
         yield
     finally:
         try:
-            # Ctrl-C last, because its handler raises as soon as it is back.
-            for number in reversed(handlers):
-                signal.signal(number, handlers[number])
-        finally:
-            process.clear()  # those that are not restored, because a handler raised, defer nothing
+            _restore(handlers)
+        except BaseException:  # a handler that was back has raised, perhaps before all were
+            _restore(handlers)
+            raise
         if came:
             handlers[came[0][0]](*came[0])
 

@@ -19,7 +19,7 @@ from gpuloader.fetch.worker_threads import ThreadWorkers
 from gpuloader.reader import buffered, multiprocess_reader, xmap_readers
 from gpuloader.sources.readers.parallel import _Permits, _ReaderProcess, _stop
 from gpuloader.system.processes import _begin, fork_child, starting
-from gpuloader.system.threads import deferred_interrupt, start_thread
+from gpuloader.system.threads import _restore, deferred_interrupt, start_thread
 from tests.fakes import nothing_left_behind, wait_until
 from tests.sample_sets import Made
 
@@ -163,15 +163,20 @@ def test_a_worker_has_the_signal_handlers_of_its_program(tmp_path):
     assert 1 <= len(list(tmp_path.iterdir())) <= 2
 
 
-def test_the_handlers_come_back_whenever_ctrl_c_arrives():
+@pytest.mark.parametrize("function", [deferred_interrupt, _restore])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
+def test_the_handlers_come_back_whenever_a_signal_arrives(function, number, alarm):
+    numbers = [signal.SIGINT, alarm]
+    before = [signal.getsignal(one) for one in numbers]
+
     def start():
         with deferred_interrupt():
             pass
 
     def check():
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert [signal.getsignal(one) for one in numbers] == before
 
-    interrupted_at(deferred_interrupt, start, check)
+    interrupted_at(function, start, check, number=number)
 
 
 def test_a_second_signal_is_handled_immediately_and_the_handlers_come_back():
