@@ -192,7 +192,7 @@ def _group(stream: Any, url: str) -> Iterator[dict[str, Any]]:
             is_link = member.islnk() or member.issym()
             if not (member.isreg() or is_link) or _SKIPPED.match(member.name):
                 continue
-            if not found:
+            if not found or (is_link and not _NAME.match(member.linkname)):  # perhaps a link to a folder
                 nameless = member.name
                 continue
             if is_link:  # tar writes hard links for further names of a file; their samples would be lost

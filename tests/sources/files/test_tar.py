@@ -178,17 +178,26 @@ def test_members_are_grouped_as_by_webdataset(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE], ids=["hard", "symbolic"])
-@pytest.mark.parametrize("name", ["2.txt", "._1.txt", "LICENSE", "__meta__/1.txt"])
-def test_a_sample_that_is_a_link_is_an_error(tmp_path, kind, name):
+@pytest.mark.parametrize(
+    ("name", "to"),
+    [
+        ("2.txt", "1.txt"),
+        ("._1.txt", "1.txt"),
+        ("LICENSE", "1.txt"),
+        ("__a__/1.txt", "1.txt"),
+        ("data.v1", "data"),
+    ],
+)
+def test_a_sample_that_is_a_link_is_an_error(tmp_path, kind, name, to):
     path = write_tar(tmp_path / "a.tar", [("1.txt", b"one")])
     link = tarfile.TarInfo(name)
-    link.type, link.linkname = kind, "1.txt"
+    link.type, link.linkname = kind, to
     with tarfile.open(path, "a") as file:
         file.addfile(link)
     if name == "2.txt":
         with pytest.raises(DataFileError, match=r"a\.tar: '2.txt' holds no bytes but a link to '1.txt'; "):
             list(TarDataset(path))
-    else:  # as a file, it would belong to no sample either
+    else:  # as a file, it would belong to no sample either, or it is a folder
         assert [sample["txt"] for sample in TarDataset(path)] == [b"one"]
 
 
