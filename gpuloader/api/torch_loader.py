@@ -535,7 +535,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         self._epochs.take_over(before)
         replaced = "batch_sampler" in changes
         if isinstance(batches, dataset_loader.UpcomingBatches):
-            batches.lead_to(*(before, float("inf")) if replaced else (self._epochs, batches._counts))
+            epochs, counts = (before, float("inf")) if replaced else (self._epochs, batches._counts)
+            batches.lead_to(epochs, counts)
         if batches is not None and not replaced:
             self._batches = self.__dict__["batch_sampler"] = batches
         self.__dict__.update(shown)
