@@ -135,6 +135,7 @@ class DatasetEpochs(Epochs):
             present = partial(self._draw_as_delivered, present, position, batching)
             if missed is not None:  # PyTorch's sampler has drawn for a batch that raises all the same
                 missed = partial(self._draw_as_delivered, missed, position, batching)
+        # What the loop reads itself, or in a thread that starts later, need not defer signals for 10 µs.
         starts = fetching.count or (fetching.policy and fetching.policy.bound and fetching.policy.threaded)
         with threads.deferred_interrupt() if starts else nullcontext():  # until the guard knows the workers
             fetch = fetching.open(one, buffers.ring)

@@ -502,9 +502,10 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         # PyTorch's loader refuses this, too. If it were ignored, `loader.batch_size = 64` would train on.
         if self.__initialized and name in _FIXED:
             raise dataset_loader.refuse_change(name)
-        is_own = self._prepared is None or inspect.getattr_static(self, name, self) is not self
-        if name == "iteration" and not is_own:
-            self.set_epoch(value)  # type: ignore[arg-type]  # what it means in Accelerate's own loaders
+        # What it means in Accelerate's own loaders, unless a subclass has an attribute of this name.
+        is_epoch = name == "iteration" and self._prepared is not None
+        if is_epoch and inspect.getattr_static(self, name, self) is self:
+            self.set_epoch(value)
         elif name not in _SETTABLE:
             object.__setattr__(self, name, value)
         elif "_epochs" in vars(self):
