@@ -1,4 +1,4 @@
-"""Every exception the package raises.
+"""Every exception the package raises, and how it warns.
 
 LoaderError             base class of them all                              (also a RuntimeError)
  ├── SampleError        a sample could not be loaded, or does not fit its field (also a ValueError)
@@ -29,6 +29,8 @@ is its note.
 from __future__ import annotations
 
 import os
+import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -433,6 +435,20 @@ def damaged(problem: str, *kinds: type[Exception], advice: str = "", **where: An
             problem = f"the system refused Arrow a thread (ulimit -u shows the limit): {text}"
             raise SourceError(problem, url=where.get("file") or "") from error
         raise DataFileError(f"{problem}{text}{advice}", **where) from error
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the user's line that called this package; Python 3.11 cannot skip a package's frames itself.
+
+    >>> with warnings.catch_warnings(record=True) as heard:
+    ...     warn("this is slow")
+    >>> [str(one.message) for one in heard]
+    ['this is slow']
+    """
+    depth, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(os.path.dirname(__file__)):  # noqa: PTH120
+        depth, frame = depth + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=depth)
 
 
 def describe_error(error: BaseException) -> str:

@@ -12,7 +12,6 @@ from `sys.modules` or from the object itself, and none costs an import.
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import cache
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import SampleError
+from gpuloader.errors import SampleError, warn
 
 if TYPE_CHECKING:
     import torch
@@ -185,12 +184,10 @@ def warn_of_class(value: object, name: str) -> None:
         return
     kind = type(value)
     # Python shows each warning text once per line and process.
-    warnings.warn(
+    warn(
         f"field {name!r}: {kind.__module__}.{kind.__qualname__} becomes a plain tensor, without its "
         "attributes, because the loader copies only its numbers to where batches land; restore the class "
-        "in your loop, or let batches land in host memory (places='cpu') and move them yourself",
-        UserWarning,
-        stacklevel=2,
+        "in your loop, or let batches land in host memory (places='cpu') and move them yourself"
     )
 
 
@@ -249,7 +246,7 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
         )
     if tensor.requires_grad:
         # Python shows each warning text once per line and process, so not for every sample.
-        warnings.warn(_DETACHED, UserWarning, stacklevel=2)
+        warn(_DETACHED)
     # Torch conjugates and negates lazily, with a bit of the tensor that NumPy's view of the memory would
     # lose.
     plain = tensor.detach().resolve_conj().resolve_neg()

@@ -19,7 +19,6 @@ import itertools
 import math
 import mmap
 import threading
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
@@ -31,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from gpuloader.errors import QueueClosed, StagingMemoryError
+from gpuloader.errors import QueueClosed, StagingMemoryError, warn
 from gpuloader.system import platforms
 from gpuloader.system.cores import Cores, call_near
 from gpuloader.system.finalizers import Finalizer, Living, calling, closing_once, once
@@ -222,11 +221,10 @@ class Arena:
             if locker in list(_refused):
                 return
             _refused.add(locker)
-            warnings.warn(
+            warn(
                 f"{self.nbytes:,} bytes of staging memory could not be pinned ({error}); copying to "
                 "the device from pageable memory instead, which is slower and overlaps less",
                 RuntimeWarning,
-                stacklevel=2,
             )
         else:
             self.page_locked = True

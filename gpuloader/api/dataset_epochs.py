@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuloader.api.epochs import Epochs
 from gpuloader.api.loading import LoadingPlan
-from gpuloader.api.options import warn
 from gpuloader.api.state import Position, end_epoch, find_spent
 from gpuloader.batches.gathering import Gatherer, RowStager
 from gpuloader.batches.items import BatchSpec, ItemState, copy_state
@@ -22,7 +21,7 @@ from gpuloader.batches.schema import Collation
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.epoch.delivery import Masks, add_mask
 from gpuloader.epoch.epoch import DeliveredStep, Epoch, Iteration, apply_setting, open_epoch, take_buffers
-from gpuloader.errors import SampleError
+from gpuloader.errors import SampleError, warn
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions
 from gpuloader.fetch.fetching import Fetching
 from gpuloader.fields.convert import IF_IT_VARIES, describe_field
@@ -700,8 +699,7 @@ def warn_if_undivided(batching: Batching) -> Callable[[Present], Present] | None
         return None
     if batching.iterable:
         return partial(_present_and_warn, ranks, batching.obstacle or _ITEMS)
-    # The loop calls Iteration.__next__, _open, DataLoader._begin, Epochs.begin, _open_next and open.
-    _warn_of_ranks(ranks, batching.obstacle or _SAMPLES, 6)
+    _warn_of_ranks(ranks, batching.obstacle or _SAMPLES)
     return None
 
 
@@ -713,14 +711,13 @@ def _present_and_warn(ranks: tuple[int, int], advice: str, present: Present) -> 
         if is_first:
             is_first = False
             if not any(getattr(staged.state, "asked", False) for staged, _ in step):
-                # The loop calls Iteration.__next__ and Epoch.__next__.
-                _warn_of_ranks(ranks, advice, 2)
+                _warn_of_ranks(ranks, advice)
         return present(step)
 
     return present_first
 
 
-def _warn_of_ranks(ranks: tuple[int, int], advice: str, depth: int) -> None:
+def _warn_of_ranks(ranks: tuple[int, int], advice: str) -> None:
     global _has_warned
     if _has_warned:
         return
@@ -728,6 +725,4 @@ def _warn_of_ranks(ranks: tuple[int, int], advice: str, depth: int) -> None:
     warn(
         f"this process is rank {ranks[0]} of {ranks[1]}, and the loader reads all samples on every rank: "
         f"{advice}; if every rank is meant to read everything, pass shard=(0, 1)",
-        UserWarning,
-        depth + 1,
     )

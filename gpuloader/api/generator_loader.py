@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -18,7 +17,7 @@ from gpuloader.checks import THREAD, check_count, check_switch
 from gpuloader.devices.places import default_place, guarded_place, parse_places
 from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Iteration
-from gpuloader.errors import BadType, BadValue, EOFException, Misuse
+from gpuloader.errors import BadType, BadValue, EOFException, Misuse, warn
 from gpuloader.fields.ragged import gather_fields
 from gpuloader.fields.spec import FeedSpec, resolve_feeds
 from gpuloader.sources.readers.decorators import Reader, batch, check_reader
@@ -212,14 +211,13 @@ class GeneratorLoader(Measured):
         parsed = parse_places(places)
         if not self._made_iterable:
             if len(parsed) > 1:
-                warnings.warn(
+                warn(
                     f"a loader made with iterable=False delivers one batch at a time, to one place: all go "
-                    f"to {parsed[0]}, none to the other {len(parsed) - 1} places",
-                    stacklevel=3,
+                    f"to {parsed[0]}, none to the other {len(parsed) - 1} places"
                 )
             parsed = parsed[:1]  # `next` returns one batch, as in Paddle
         if self._started is not None:
-            warnings.warn("the source changed while an epoch runs: the next start() reads it", stacklevel=3)
+            warn("the source changed while an epoch runs: the next start() reads it")
         epochs = self._epochs
         ahead = 0 if epochs.policy is None else 1
         delivery = Delivery.of(parsed, prefetch=ahead, drop_last=self._drop_last, **self._outputs)
@@ -270,10 +268,7 @@ class GeneratorLoader(Measured):
                     "this loader was made with iterable=False: call start(), take batches with next(loader) "
                     "until EOFException, then reset(); or make it with iterable=True to loop over it"
                 )
-            warnings.warn(
-                "this loader was made with iterable=False, but is looped over; make it with iterable=True",
-                stacklevel=2,
-            )
+            warn("this loader was made with iterable=False, but is looped over; make it with iterable=True")
         self._forget_taken()
         epoch = self._epochs.begin()
         self._looped = weakref.ref(epoch)  # leaving a loop drops its epoch, which ends it
@@ -295,10 +290,7 @@ class GeneratorLoader(Measured):
         if self._started is None:
             self._started = self._epochs.begin()
         elif self._ended:
-            warnings.warn(
-                "start() without reset(): the epoch that has ended stays over; call reset(), then start()",
-                stacklevel=2,
-            )
+            warn("start() without reset(): the epoch that has ended stays over; call reset(), then start()")
         else:
             raise Misuse("start() was called twice; call reset() between epochs")
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Generic
 from gpuloader.api.dataset_epochs import DatasetEpochs
 from gpuloader.api.generator_loader import from_dataset, from_generator
 from gpuloader.api.loading import Framework, decide
-from gpuloader.api.options import DEPRECATED, Options, warn
+from gpuloader.api.options import DEPRECATED, Options
 from gpuloader.api.state import Position, read_state
 from gpuloader.devices.places import Place
 from gpuloader.epoch.epoch import Iteration
+from gpuloader.errors import warn
 from gpuloader.fields.ragged import Padding
 from gpuloader.fields.spec import FeedSpec
 from gpuloader.order.batching import StoredOrder
@@ -401,7 +402,7 @@ class DataLoader(Measured, Generic[S]):
         # fmt: on
         for name, advice in DEPRECATED.items():
             if getattr(options, name) is not None:
-                warn(f"{name} is deprecated and ends with the next release; {advice}", DeprecationWarning, 0)
+                warn(f"{name} is deprecated and ends with the next release; {advice}", DeprecationWarning)
         self._open(options)
 
     def _open(self, options: Options, framework: Framework | None = None) -> None:

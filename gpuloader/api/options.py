@@ -6,12 +6,9 @@ of a loader and its copies take names, defaults and checks from here.
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from os.path import dirname
 from typing import Any
 
 import numpy as np
@@ -265,25 +262,9 @@ def _resolve_start_method(options: Options) -> str:
     return method
 
 
-# Deprecated options, and warnings that point at the user's line.
-
 DEPRECATED = {
     # One option for ranks and places: padding among ranks implies padding among places.
     "remainder": "pass uneven, which decides for ranks and places alike",
     "memory_budget": "it has no effect: 'auto' keeps slots within 1 GiB and half of the available memory",
     "copy_priority": "it has no effect: transforms run ahead of your model's kernels",
 }
-
-_PACKAGE = dirname(dirname(__file__))  # noqa: PTH120
-
-
-def warn(message: str, category: type[Warning], depth: int) -> None:
-    """Warn at the user's line that called this package.
-
-    `depth` is the number of the package's frames between the caller and that line, on the shortest path.
-    Python 3.11 cannot skip the frames of a package, so on a longer path the warning points into the package.
-    """
-    if sys.version_info >= (3, 12):
-        warnings.warn(message, category, skip_file_prefixes=(_PACKAGE,))
-    else:
-        warnings.warn(message, category, stacklevel=depth + 3)

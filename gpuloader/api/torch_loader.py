@@ -14,12 +14,13 @@ from numpy.typing import ArrayLike
 
 from gpuloader.api import loader as dataset_loader
 from gpuloader.api.loading import Framework
-from gpuloader.api.options import Options, warn
+from gpuloader.api.options import Options
 from gpuloader.api.prepared_loader import PreparedLoader
 from gpuloader.batches.rows import SAMPLE_TYPES
 from gpuloader.batches.schema import Fallback
 from gpuloader.checks import AUTO
 from gpuloader.epoch.epoch import Iteration
+from gpuloader.errors import warn
 from gpuloader.foreign import has_own_class, is_instance, is_tensor, is_torch_generator, name_table
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.order.worker_info import get_worker_info
@@ -413,18 +414,18 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
             # What we cannot share out or place, Accelerate can, with a PyTorch loader made from this one.
             if not (placed and divided) or options.shard is None:
                 if own:
-                    warn(_IGNORES.format(", ".join(own)), UserWarning, 1)
+                    warn(_IGNORES.format(", ".join(own)))
                 return False
             if options.seed is None and options.shard == AUTO:
                 own += self._name_own_source()
                 # Accelerate's options, of which no loader is told, determine the order on several processes,
                 # under the Trainer of Transformers on one, and when a program skips batches to resume.
                 if not own:
-                    warn(_READ_BY_PYTORCH, UserWarning, 1)
+                    warn(_READ_BY_PYTORCH)
                     if isinstance(getattr(self.sampler, "set_epoch", None), dataset_loader.EpochOf):
                         del self.sampler.set_epoch  # PyTorch's has none; Accelerate then tells the dataset
                     return False
-                warn(_OWN_ORDER.format(", ".join(own)), UserWarning, 1)
+                warn(_OWN_ORDER.format(", ".join(own)))
             if process.device.type != "cpu":
                 self._reopen({"places": process.device})
             self._take_rank(process.process_index, process.num_processes)
@@ -485,7 +486,7 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         given = self._epochs.plan.batching.given
         for name, sampler in () if given is None else given.inside:
             if hasattr(sampler, "load_state_dict"):
-                warn(_REDRAWS.format(name=name, kind=type(sampler).__name__), UserWarning, 1)
+                warn(_REDRAWS.format(name=name, kind=type(sampler).__name__))
         if self._prepared is not None:
             self._prepared._state = None
 
@@ -589,8 +590,6 @@ def _warn_of_division(rank: int, world_size: int) -> None:
         "while PyTorch's loader reads all of them on every rank. If the dataset is a part for this rank, or "
         "every rank is meant to read everything, pass shard=None. To divide without this warning, pass a "
         "DistributedSampler or shard=(rank, world_size)",
-        UserWarning,
-        2,
     )
 
 
@@ -614,7 +613,7 @@ class _UpcomingBatches(dataset_loader.UpcomingBatches, TorchBatchSampler):  # ty
     @even_batches.setter
     def even_batches(self, value: bool) -> None:
         if not value:
-            warn(_EVEN, UserWarning, 0)
+            warn(_EVEN)
 
 
 DataLoader._upcoming = _UpcomingBatches

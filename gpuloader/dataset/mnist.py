@@ -10,7 +10,6 @@ The digits come from the first of these that exists:
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
@@ -18,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from gpuloader.errors import warn
 
 if TYPE_CHECKING:
     from gpuloader.sources.mnist import DigitSet, Mnist
@@ -99,10 +100,9 @@ def _find() -> str | None:
     downloaded = Path.home() / ".cache" / "paddle" / "dataset" / "mnist"
     if len(list(downloaded.glob("*-idx?-ubyte*"))) == 4:  # images and labels, for training and for testing
         return str(downloaded)
-    warnings.warn(
+    warn(
         "reading the 5,000 digits in the package: for all 70,000, set the environment variable "
-        "GPULOADER_MNIST to a mnist.json.gz or to a folder with the four IDX files",
-        stacklevel=4,
+        "GPULOADER_MNIST to a mnist.json.gz or to a folder with the four IDX files"
     )
     return None
 

@@ -6,10 +6,9 @@ without one only pays for this module.
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
-from gpuloader.errors import PlaceError, describe_error, install_command
+from gpuloader.errors import PlaceError, describe_error, install_command, warn
 from gpuloader.system.driver import find_cuda_version, show_cuda
 from gpuloader.system.platforms import after_fork
 
@@ -85,11 +84,10 @@ def warn_if_broken() -> None:
     global _is_broken
     if _is_broken:
         _is_broken = False
-        warnings.warn(
+        warn(
             f"batches are delivered on the CPU, because CuPy is not importable {_advise()}, or pass "
             "places='cpu'",
             RuntimeWarning,
-            stacklevel=2,
         )
 
 

@@ -10,7 +10,6 @@ Batching.plan    the indices of each batch of that epoch
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import chain
 from typing import Any, NamedTuple
@@ -19,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
-from gpuloader.errors import BadType, BadValue
+from gpuloader.errors import BadType, BadValue, warn
 from gpuloader.foreign import find_classes, foreign_name
 from gpuloader.order import samplers
 from gpuloader.order.dividing import ALONE, Division, Sharding
@@ -682,6 +681,6 @@ class EpochSetter:
             if not _was_set(getattr(sampler, "epoch", None), seen):
                 if self._warns and isinstance(seen, int) and seen != epoch:
                     # Python shows each warning text once per line and process.
-                    warnings.warn(_SETS_EPOCH.format(name=type(sampler).__name__), UserWarning, stacklevel=2)
+                    warn(_SETS_EPOCH.format(name=type(sampler).__name__))
                 sampler.set_epoch(_Told(epoch))
                 self._known.append((sampler, getattr(sampler, "epoch", None)))

@@ -25,13 +25,12 @@ import pickle
 import socket
 import struct
 import sys
-import warnings
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpuloader.errors import LoaderError
+from gpuloader.errors import LoaderError, warn
 from gpuloader.system import processes
 from gpuloader.system.cores import read_text
 from gpuloader.system.finalizers import Finalizer, Living, closing_once
@@ -124,12 +123,11 @@ class ForkServer:
                 return child
             self._imports = False
             _stop(self._servers)
-            warnings.warn(
+            warn(
                 f"importing {child} starts threads, which a fork would not copy, so every worker imports "
                 "what the dataset needs by itself; keep workers with persistent_workers=True, or pass "
                 "start_method='fork'",
                 RuntimeWarning,
-                stacklevel=2,
             )
         raise LoaderError(
             f"the fork server {cause} while it started worker {number}; pass start_method='fork' or "

@@ -11,7 +11,6 @@ import pickle
 import select
 import socket
 import sys
-import warnings
 import weakref
 from array import array
 from collections import deque
@@ -26,7 +25,7 @@ import numpy as np
 
 from gpuloader.batches.items import ItemState
 from gpuloader.batches.staged import StagedBatch
-from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError, in_a_fork
+from gpuloader.errors import LoaderError, StagingMemoryError, WorkerError, in_a_fork, warn
 from gpuloader.fetch.contract import EpochRequest, WorkerOptions, WorkerSetup, failed_alone, timed_out
 from gpuloader.fetch.jobs import Job, Window
 from gpuloader.fetch.processes.messages import NO_BATCH, Kind, Message, dumps, receive, send, unpack_failure
@@ -114,7 +113,7 @@ def choose_start(setup: WorkerSetup, method: str | None) -> tuple[str, WorkerSet
         why = f"Workers start by 'forkserver', because {hazard}, so that forked ones may hang."
     if why not in _said:
         _said.add(why)
-        warnings.warn(why, RuntimeWarning, stacklevel=2)
+        warn(why, RuntimeWarning)
     return chosen, setup, parcel, why
 
 
