@@ -61,6 +61,10 @@ class Parser(argparse.ArgumentParser):
         """Report the mistake and exit."""
         fail(message)
 
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; unlike argparse, raise `OSError` if it cannot be written."""
+        print(self.format_help(), end="", file=file, flush=True)
+
 
 def make_parser() -> Parser:
     """Return the parser of all commands; `run` of the parsed options returns the exit code."""
@@ -118,14 +122,14 @@ def parse_place(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parse_count(text: str) -> int:
-    """Return an option's number, which is at least 1.
+def parse_count(text: str, least: int = 1) -> int:
+    """Return an option's number, which is at least `least`.
 
     >>> parse_count("3")
     3
     """
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, got {text!r}")
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f"must be {least} or more, got {text!r}")
     return int(text)
 
 

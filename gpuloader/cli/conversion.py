@@ -18,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--format", choices=("parquet", "tar"), default="parquet", help="of the shards")
     add("--rows", type=parse_count, metavar="N", help="samples per shard")
     add("--size", type=parse_count, default=64, metavar="MIB", help="of a shard; 64 by default")
-    add("--workers", type=int, default=0, metavar="N", help="processes that read and encode")
+    add("--workers", type=lambda text: parse_count(text, 0), default=0, metavar="N", help="worker processes")
 
 
 def run(options: argparse.Namespace) -> int:

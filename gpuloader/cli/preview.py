@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gpuloader.cli import fail, parse_count
+from gpuloader.cli import check_writable, fail, parse_count
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +39,20 @@ def run(options: argparse.Namespace) -> None:
 def draw(options: argparse.Namespace) -> str:
     """Draw images of the folder, and return a line that says what was drawn."""
     from gpuloader import DataLoader, show
+    from gpuloader.sources.images.folder import EXTENSIONS
     from gpuloader.transforms import CenterCrop, ColorJitter, RandomFlip, RandomResizedCrop, Resize
 
     dataset, fields, classes = open_folder(options.folder)
+    count = min(options.count, len(dataset))
+    if count * options.size**2 > 1 << 26:  # all are in memory at the same time, several times over
+        raise ValueError(f"--size {options.size}: {count} of these are too many; draw fewer or smaller ones")
+    if options.output.suffix.lower() not in EXTENSIONS:
+        raise ValueError(f"--output: the name must end with {', '.join(EXTENSIONS)}, got {options.output}")
+    check_writable(options.output)
     changes: list[Any] = [RandomResizedCrop(fields, options.size, scale=(0.25, 1.0)), RandomFlip(fields)]
     changes.append(ColorJitter(fields, brightness=0.2, contrast=0.2, saturation=0.2))
     if options.plain:
         changes = [Resize(fields, options.size), CenterCrop(fields, options.size)]
-    count = min(options.count, len(dataset))
     loader = DataLoader(
         dataset, places="cpu", batch_size=count, shuffle=True, seed=options.seed, transforms=changes
     )

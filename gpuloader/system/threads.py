@@ -8,7 +8,7 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from gpuloader.errors import LoaderError
@@ -130,7 +130,8 @@ def _exit() -> None:
     global _exiting
     _exiting = True
     for function in _closers:
-        function()
+        with suppress(KeyboardInterrupt):  # the program ends anyway, and Python would print a traceback
+            function()
 
 
 def _exit_last() -> None:

@@ -87,9 +87,17 @@ def test_it_runs_as_a_module_and_output_that_cannot_be_written_is_no_traceback()
         ended = run("-m", "gpuloader", "--version", stdout=gone)
     assert (ended.returncode, ended.stderr) == (1, "")
     if os.path.exists("/dev/full"):
-        with open("/dev/full", "wb") as full:
-            ended = run("-m", "gpuloader", "--version", stdout=full)
-        assert (ended.returncode, ended.stderr) == (2, "No space left on device\n")
+        for buffered in ("", "1"):
+            for words in (["--version"], ["--help"], ["show", "--help"], []):
+                with open("/dev/full", "wb") as full:
+                    ended = run(
+                        "-m",
+                        "gpuloader",
+                        *words,
+                        stdout=full,
+                        env={**os.environ, "PYTHONUNBUFFERED": buffered},
+                    )
+                assert (ended.returncode, ended.stderr) == (2, "No space left on device\n")
 
 
 def test_a_closed_output_is_no_traceback():

@@ -40,6 +40,9 @@ def test_mistakes_are_one_line(tmp_path):
         assert shown.exit_code == 2
         assert problem in shown.stderr
         assert shown.stderr.count("\n") == 1
+    shown = invoke("convert", str(tmp_path), str(tmp_path / "out"), "--workers", "-1")
+    assert (shown.exit_code, shown.stderr) == (2, "argument --workers: must be 0 or more, got '-1'\n")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_missing_package_is_named_with_what_installs_it(tmp_path, monkeypatch):

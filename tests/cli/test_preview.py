@@ -65,7 +65,12 @@ def test_what_cannot_be_drawn_is_told_in_a_line(annotated, tmp_path):
         (str(tmp_path / "empty"),): "no images in",
         (str(annotated),): "5.txt: expected lines of class, x, y, width and height",
         (str(annotated / "images/more"), "--output", str(tmp_path / "x" / "y.png")): "No such file",
-        (str(annotated / "images/more"), "--output", str(tmp_path / "x.what")): "unknown file extension",
+        (
+            str(annotated / "images/more"),
+            "--output",
+            str(tmp_path / "x.what"),
+        ): "the name must end with .jpg, ",
+        (str(annotated / "images/more"), "--size", "100000"): "--size 100000: 6 of these are too many",
         (str(annotated), "--count", "0"): "--count: must be 1 or more",
     }
     for arguments, problem in expected.items():
@@ -73,6 +78,9 @@ def test_what_cannot_be_drawn_is_told_in_a_line(annotated, tmp_path):
         assert (shown.exit_code, shown.stdout) == (2, "")
         assert problem in shown.stderr
         assert shown.stderr.count("\n") == 1
+    assert (
+        "the name must end with" in invoke("show", str(annotated), "--output", "x").stderr
+    )  # before the work
     (annotated / "labels/more/5.txt").unlink()
     (annotated / "masks/more/0.png").unlink()
     assert "0.jpg has no mask of the same name" in invoke("show", str(annotated)).stderr

@@ -42,6 +42,31 @@ def test_loaders_epochs_and_batches_that_live_to_the_end(keeper):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "14\n", "")
 
 
+INTERRUPTED = """
+import signal
+from gpuloader import DataLoader
+from gpuloader.fetch.processes import workers
+
+def close_all(ended, grace, close=workers.close_all):
+    close(ended, grace)
+    if ended:
+        signal.raise_signal(signal.SIGINT)
+
+workers.close_all = close_all
+epoch = iter(DataLoader(list(range(100)), places="cpu", batch_size=4, num_workers=1))
+print(len(next(epoch)))
+"""
+
+
+def test_a_ctrl_c_while_the_interpreter_exits_is_silent():
+    """As the second of two has it, when the first has ended the program."""
+    command = [sys.executable, "-c", INTERRUPTED]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env=environment(), check=False
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "4\n", "")
+
+
 def test_multiprocessing_knows_no_process_of_ours():
     """It would end them at the exit of this process, and of all that the program forks from it."""
     with starting():
