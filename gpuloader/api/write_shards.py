@@ -81,13 +81,14 @@ def write_shards(
         The folder holds shards of another format, of other sizes, of other files or of a dataset of another
         length, or another process is writing into it. Or workers are asked for, but the iterable is not an
         `IterableDataset`, so that they could not divide it. Or samples of a Parquet file differ in their
-        fields, or in the types or shapes of a field; numbers may be narrower, and values may be None.
+        fields, in the types or shapes of a field, or in the keys of a dict; numbers may be narrower, and
+        values may be None.
     SampleError
         A sample cannot be read, or the format cannot hold a value or the name of a field of it. Or samples
         that a worker encodes together differ in their fields or types.
     SourceError
-        A file cannot be written, for example because the disk is full; the message names it. Nothing of it is
-        left, and the same call continues there.
+        The folder cannot be created. Or a file cannot be written, for example because the disk is full; the
+        message names it. Nothing of it is left, and the same call continues there.
     MissingPackage
         The format is Parquet, and pyarrow is not installed.
 
@@ -126,22 +127,23 @@ def write_shards(
         )
     convert, shard_kind = _SHARDS[format]
     target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
+    loader = DataLoader(
+        (_EncodedStream if source.iterable else _Encoded)(source.dataset),
+        places="cpu",
+        batch_size=SAMPLES,
+        collate_fn=partial(_encode, convert),
+        num_workers=num_workers,
+        worker_type=worker_type,
+    )
     with ExitStack() as stack:
-        try:
-            stack.enter_context(locked(target / ".lock", wait=False))
-        except BlockingIOError:
-            raise ValueError(f"{target}: another process writes shards into this folder") from None
+        with named(str(target), "no files can be written into this folder; pass another one"):
+            target.mkdir(parents=True, exist_ok=True)
+            try:
+                stack.enter_context(locked(target / ".lock", wait=False))
+            except BlockingIOError:
+                raise ValueError(f"{target}: another process writes shards into this folder") from None
         index = _read_index(target, limits)
         if not index["complete"]:
-            loader = DataLoader(
-                (_EncodedStream if source.iterable else _Encoded)(source.dataset),
-                places="cpu",
-                batch_size=SAMPLES,
-                collate_fn=partial(_encode, convert),
-                num_workers=num_workers,
-                worker_type=worker_type,
-            )
             _write_rest(loader, target, index, shard_kind, progress)
     return [str(target / shard["file"]) for shard in index["shards"]]
 
@@ -277,7 +279,8 @@ class _ParquetShard:
                 known = pa.schema(new.field(one.name) if one.type == pa.null() else one for one in known)
             # A cast would also round floats, cut off times, parse text and drop fields of structs.
             for field in pa.unify_schemas([known, new], promote_options="permissive"):
-                if field.type != (expected := known.field(field.name).type):
+                expected = known.field(field.name).type
+                if field.type != expected or not _is_kept(new.field(field.name).type, expected):
                     raise TypeError(f"field {field.name!r} is {new.field(field.name).type}, not {expected}")
             fitting = table.select(known.names).cast(known)
         except (pa.ArrowException, KeyError, TypeError, ValueError) as error:
@@ -311,6 +314,19 @@ class _ParquetShard:
         if self._held:
             self._writer.write_table(concat_tables([one.cast(self._schema) for one in self._held]))
             self._held = []
+
+
+def _is_kept(new: Any, known: Any) -> bool:
+    """Return whether values stay what they are in a type that can represent them."""
+    from pyarrow import types
+
+    if types.is_struct(new):  # a field that is missing would become None
+        return new.num_fields == known.num_fields and all(
+            _is_kept(one.type, known.field(one.name).type) for one in new
+        )
+    if types.is_nested(new):
+        return _is_kept(new.value_type, known.value_type)
+    return types.is_string(known) or not types.is_string(new)  # text would become bytes
 
 
 class _TarShard:

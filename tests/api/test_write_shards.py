@@ -223,9 +223,36 @@ def test_one_process_writes_at_a_time(tmp_path):
 @pytest.mark.parametrize(
     ("samples", "form", "error", "problem"),
     [
-        ([{"x": 1}] * 64 + [{"y": 1}], "parquet", ValueError, "64 to 64 differ .*Column y does not"),
+        ([{"x": 1}] * 64 + [{"y": 1}], "parquet", ValueError, "64 to 64 differ .*Column x does not"),
         ([{"x": 1}, {"y": 1}], "parquet", SampleError, "the same fields"),
-        ([{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}], "parquet", SampleError, ": dates, date"),
+        (
+            [{"x": date(2020, 1, 1)}, {"x": datetime(2020, 1, 1, 5)}],
+            "parquet",
+            SampleError,
+            "dates and datetimes",
+        ),
+        (
+            [{"x": [[date(2020, 1, 1)], [datetime(2020, 1, 1, 5)]]}],
+            "parquet",
+            SampleError,
+            "dates and datetimes",
+        ),
+        ([{"x": "a"}, {"x": None}, {"x": b"b"}], "parquet", SampleError, "bytes and text need columns"),
+        (
+            [{"x": np.str_("a")}, {"x": bytearray(b"b")}],
+            "parquet",
+            SampleError,
+            "bytes and text need columns",
+        ),
+        ([{"x": {"y": ["a", b"b"]}}], "parquet", SampleError, "bytes and text need columns"),
+        (
+            [{"x": {"a": 1}}, {"x": {"a": 1, "b": 2}}],
+            "parquet",
+            SampleError,
+            r"\['a', 'b'\] and dicts of \['a'\]",
+        ),
+        ([{"x": [{"a": {"b": 1}}, {"a": {}}]}], "parquet", SampleError, r"dicts of \['b'\] and dicts of \["),
+        ([{"x": {"a": 1}}, {"x": 3}], "parquet", SampleError, "field 'x': Parquet cannot hold these dict"),
         (
             [{"x": datetime(2020, 1, 1)}, {"x": datetime(2020, 1, 1, tzinfo=UTC)}],
             "parquet",
@@ -271,6 +298,10 @@ def test_tar_keeps_fields_whose_names_begin_with_underscores(tmp_path):
         ("a", 7, "string vs int64"),
         (7, "8", "int64 vs string"),
         ({"a": 1}, {"a": 1, "b": 2}, "struct<a: int64, b: int64>, not struct<a: int64>"),
+        ({"a": 1, "b": 2}, {"a": 1}, "struct<a: int64>, not struct<a: int64, b: int64>"),
+        ([{"a": 1, "b": 2}], [{"b": 1}], "list<item: struct<b: int64>>, not list<item: struct<a: int64, b"),
+        (b"a", "b", "string, not binary"),
+        ([b"a"], ["b"], "string>, not list<item: binary>"),
     ],
 )
 def test_a_later_value_of_another_type_is_an_error_that_names_both(tmp_path, first, later, types):
@@ -286,15 +317,17 @@ def test_a_later_value_of_another_type_is_an_error_that_names_both(tmp_path, fir
         ("text", None),
         (0.5, 1),
         (0.1, np.float32(0.5)),
-        ({"a": 1, "b": 2}, {"a": 1}),
+        ({"a": 1, "b": "c"}, {"b": None, "a": 2}),
+        ({"a": [{"b": 1.5}]}, {"a": []}),
+        ([1.5], [2]),
+        ([b"a"], []),
     ],
 )
 def test_later_values_may_be_none_or_narrower(tmp_path, first, later):
     write_shards([{"x": first, "y": 1}] * 100 + [{"y": 1, "x": later}] * 100, tmp_path, rows=150)
     tables = (pq.read_table(tmp_path / f"shard-00000{number}.parquet") for number in (0, 1))
     rows = [row for table in tables for row in table.to_pylist()]
-    expected = {"a": 1, "b": None} if isinstance(later, dict) else later
-    assert [row["x"] for row in rows] == [first] * 100 + [expected] * 100
+    assert [row["x"] for row in rows] == [first] * 100 + [later] * 100
 
 
 def test_bad_arguments(tmp_path):
@@ -305,6 +338,22 @@ def test_bad_arguments(tmp_path):
     with pytest.raises(ValueError, match=r"index\.json is damaged"):
         write_shards([1], tmp_path)
     assert gpuloader.write_shards is write_shards
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", tmp_path / ("x" * 300)):
+        with pytest.raises(
+            SourceError, match="no files can be written into this folder; pass another"
+        ) as told:
+            write_shards([1], folder)
+        assert told.value.url == str(folder)
+
+
+def test_a_wrong_option_leaves_no_folder_behind(tmp_path):
+    with pytest.raises(ValueError, match="num_workers"):
+        write_shards([1], tmp_path / "new", num_workers=-1)
+    assert not (tmp_path / "new").exists()
 
 
 def test_what_another_dataset_has_written_is_not_returned(tmp_path):

@@ -6,6 +6,7 @@ import io
 import json
 from collections.abc import Mapping, Sequence
 from datetime import date, datetime
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,12 +98,7 @@ def to_table(rows: Sequence[dict[str, Any]]) -> pa.Table:
 
 def _to_column(pa: Any, values: list[Any]) -> Any:
     if not all(isinstance(value, np.ndarray) for value in values):
-        dates = [value for value in values if isinstance(value, date)]
-        # Whether there is a time zone; None for a date without a time.
-        zones = {one.tzinfo is not None if isinstance(one, datetime) else None for one in dates}
-        if len(zones) > 1:
-            # Arrow would cut off times, and shift datetimes without a time zone, without an error.
-            raise TypeError("dates, datetimes, and datetimes with a time zone need columns of their own")
+        _check_alike(values)
         return pa.array(values)
     if len({value.shape for value in values}) > 1 or 0 in values[0].shape:
         return pa.array([value.tolist() for value in values] if values[0].ndim > 1 else values)
@@ -114,6 +110,30 @@ def _to_column(pa: Any, values: list[Any]) -> Any:
     for length in reversed(stacked.shape[1:]):
         column = pa.FixedSizeListArray.from_arrays(column, length)
     return column
+
+
+def _check_alike(values: Sequence[Any]) -> None:
+    """Raise `TypeError` for values that Arrow would change, without an error, to give them one type."""
+    if {*map(type, values)} <= {int, float, bool, type(None)}:  # a list may have thousands
+        return
+    kinds = {*map(_name_kind, values)} - {""}
+    if len(kinds) > 1:
+        told = " and ".join(sorted(kinds))
+        raise TypeError(f"{told} need columns of their own; for a value that is missing, write None")
+    dicts = [one for one in values if isinstance(one, Mapping)]
+    for name in next(iter(dicts), ()):
+        _check_alike([one[name] for one in dicts])
+    if lists := [one for one in values if isinstance(one, list | tuple)]:
+        _check_alike([*chain.from_iterable(lists)])
+
+
+def _name_kind(value: Any) -> str:
+    if isinstance(value, datetime):
+        return "datetimes" if value.tzinfo is None else "datetimes with a time zone"
+    if isinstance(value, Mapping):
+        return f"dicts of {sorted(value)}"
+    known = {str: "text", bytes: "bytes", bytearray: "bytes", date: "dates"}
+    return next((name for kind, name in known.items() if isinstance(value, kind)), "")
 
 
 def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
