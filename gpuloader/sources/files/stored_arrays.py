@@ -595,6 +595,8 @@ class ZarrDataset(StoredArrays):
 
     def _open(self) -> Any:
         zarr = import_package("zarr", "reading Zarr arrays", "zarr")
+        if Path(self._url).is_file():
+            raise self._fault("a Zarr store is a folder, and this is a file; unpack a .zip")
         options = getattr(self._tries, "options", None) or None
         action = partial(zarr.open, self._url, mode="r", storage_options=options)
         return self._ask(action, within=self._tries.first_answer)

@@ -289,6 +289,8 @@ def _unpacked(file: BinaryIO) -> Any:
     """Return a file with the decompressed contents of a tar file."""
     head = file.read(max(map(len, _PACKED)))
     file.seek(0)  # needs no request: these bytes are still in the buffer
+    if head.startswith(b"\x28\xb5\x2f\xfd"):
+        raise DataFileError("tar files packed by Zstandard are not read; pack it by gzip or not at all")
     for magic, module in _PACKED.items():
         if head.startswith(magic):
             return import_module(module).open(file)

@@ -68,7 +68,9 @@ class TextDataset(TableShards):
             number, start, stop = self._parts[0]
             file = self._files[number]
             with self._opened(file, self._urls[number], start, max(stop, file.size)) as pieces:
-                first = self._parse(next(pieces, b""), file, None).schema
+                # Lines of JSON's null name no columns.
+                schemas = (self._parse(text, file, None).schema for text in pieces)
+                first = next(filter(len, schemas), pa.schema([]))
             types = dict(zip(first.names, first.types, strict=True)) | types
         headers = [types if file.names is None else file.names for file in self._files]
         self._choose(pa.schema([(name, types.get(name, pa.null())) for name in names]) for names in headers)
@@ -124,7 +126,8 @@ class TextDataset(TableShards):
         known = (file.size, b"") if is_remote(url) and not file.packed else None
         problem = f"in the lines from byte {start:,} on: "
         advice = (
-            "; if values do not have the type of those in the first lines, pass schema with the right type"
+            "; if values do not have the type of those in the first lines, pass schema with the right type; "
+            "if text is not UTF-8, convert it, for example with iconv, or pass schema with the type 'binary'"
         )
         reading = self._reading(url, problem, pa.ArrowException, OSError, UnicodeDecodeError, advice=advice)
         with reading, open_source(url, self._tries, buffered=known is None, known=known) as source:
@@ -283,6 +286,8 @@ class CSVDataset(TextDataset):
                 names = table.column_names
                 if len(table):  # lines end in carriage returns alone
                     header = header[: header.index(b"\r", len(header) - len(header.lstrip(b"\r"))) + 1]
+        if header.translate(None, b"\xef\xbb\xbf [\t\r\n")[:2] in (b'{"', b"{"):
+            raise DataFileError("begins with JSON, not with names of columns; try JSONLDataset", file=url)
         return file._replace(first=len(header), names=tuple(names))
 
     def _parse(self, text: bytes, file: TextFile, schema: pa.Schema | None) -> pa.Table:
@@ -294,6 +299,8 @@ class CSVDataset(TextDataset):
                 f"quotes ({quote}) are not in pairs; if values hold line breaks, pass "
                 "newlines_in_values=True; if these quotes belong to the text, pass quote=None"
             )
+        if schema and {one.name for one in schema if str(one.type) == "binary"}.difference(self._given):
+            text.decode()  # says where it is not UTF-8, which Arrow infers to be bytes
         return csv.read_csv(
             BufferReader(text),
             csv.ReadOptions(use_threads=False, block_size=len(text) + 1, column_names=file.names or None),
@@ -371,4 +378,6 @@ class JSONLDataset(TextDataset):
             how = json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=others)
         reading = json.ReadOptions(use_threads=False, block_size=len(text) + 1)
         table = json.read_json(BufferReader(text), reading, how)
+        if len(table) > text.strip().count(b"\n") + 1:
+            raise DataFileError("a line has more than one value; write one object per line")
         return table if schema is None else table.select(schema.names)

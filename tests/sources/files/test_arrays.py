@@ -450,6 +450,14 @@ def test_a_store_or_a_package_that_is_not_there(tmp_path, monkeypatch, kind, pac
         kind(tmp_path / "gone")
 
 
+def test_a_zarr_store_in_an_archive_is_refused(tmp_path):
+    zarr = pytest.importorskip("zarr")
+    with zarr.storage.ZipStore(tmp_path / "a.zarr.zip", mode="w") as store:
+        zarr.create_array(store, name="x", data=np.arange(4))
+    with pytest.raises(DataFileError, match=r"a\.zarr\.zip: a Zarr store is a folder, .*; unpack a \.zip"):
+        ZarrDataset(tmp_path / "a.zarr.zip")
+
+
 def test_a_file_that_is_damaged(tmp_path):
     path, kind = write_hdf5(tmp_path, image=IMAGES)
     body = path.read_bytes()

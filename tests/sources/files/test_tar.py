@@ -52,6 +52,12 @@ def test_shards_may_be_packed_whatever_they_are_called(folder, pack):
     assert len(found) == SAMPLES
 
 
+def test_zstandard_is_refused_by_name(tmp_path):
+    (tmp_path / "a.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd" + bytes(600))
+    with pytest.raises(DataFileError, match=r"a\.tar\.zst: tar files packed by Zstandard are not read; pack"):
+        list(TarDataset(tmp_path / "a.tar.zst"))
+
+
 @pytest.mark.parametrize("pack", [bytes, gzip.compress])
 def test_archives_one_after_another_are_one_shard(folder, pack):
     path = folder / "all.tar"

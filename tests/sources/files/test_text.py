@@ -216,6 +216,18 @@ def test_json_lists_and_missing_fields(tmp_path):
         (CSVDataset, lzma.compress(b"a,b\n1,2\n"), {}, "text must be UTF-8"),
         (JSONLDataset, lzma.compress(b'{"a": 1}\n'), {}, "text must be UTF-8"),
         (CSVDataset, "ä,b\n1,2\n".encode("latin-1"), {}, "can't decode byte 0xe4"),
+        (CSVDataset, "a,b\nä,2\n".encode("latin-1"), {}, "from byte 4 on: .*0xe4 in position 0.*not UTF-8"),
+        (
+            CSVDataset,
+            b"a,b\nx,2\n" + b"x,2\n" * 300_000 + b"\xe4,2\n",
+            {},
+            "invalid UTF8 data.*not UTF-8, con",
+        ),
+        (CSVDataset, '{"a": 1}\n{"a": 2}\n', {}, "begins with JSON, .* try JSONLDataset"),
+        (CSVDataset, '\ufeff[ {"a": 1,\n "b": 2}]\n', {}, "begins with JSON, .* try JSONLDataset"),
+        (JSONLDataset, 'null{"a": 1}\n', {}, "a line has more than one value; write one object per line"),
+        (JSONLDataset, '{"a": 1}\n{"a": 2}{"a": 3}\n\n', {}, "a line has more than one value"),
+        (JSONLDataset, "null\n" * 300_000, {}, "no rows that tell"),
     ],
 )
 def test_errors_name_the_file(tmp_path, kind, content, options, problem):
@@ -223,6 +235,23 @@ def test_errors_name_the_file(tmp_path, kind, content, options, problem):
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(DataFileError, match=rf"(?s)bad\.txt.*{problem}"):
         list(kind(path, **options))
+
+
+def test_text_that_is_not_utf_8_can_be_read_as_bytes(tmp_path):
+    (tmp_path / "a.csv").write_bytes("name,[id]\nä,1\n".encode("latin-1"))
+    assert list(CSVDataset(tmp_path / "a.csv", schema={"name": "binary"})) == [{"name": b"\xe4", "[id]": 1}]
+    assert list(CSVDataset(tmp_path / "a.csv", columns=["[id]"])) == [{"[id]": 1}]
+
+
+def test_more_null_lines_than_are_read_at_once_do_not_hide_the_columns(tmp_path):
+    (tmp_path / "a.jsonl").write_text("null\n" * 300_000 + '{"a": 1}\n')
+    *_, last = JSONLDataset(tmp_path / "a.jsonl", fill={"a": -1})
+    assert last == {"a": 1}
+
+
+def test_an_object_may_have_line_breaks(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a":\n1}\n\n{"a": 2}\n')
+    assert [int(row["a"]) for row in JSONLDataset(tmp_path / "a.jsonl")] == [1, 2]
 
 
 @pytest.mark.parametrize("at", range(3))
