@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from gpuloader.checks import check_count
 from gpuloader.devices.places import CustomPlace
 from gpuloader.devices.simulated import RaceError, SimulatedArray, SimulatedDevice, SimulatedStream
 
@@ -29,6 +30,7 @@ def simulated_places(count: int, seed: int = 0) -> list[CustomPlace]:
     >>> [place.device.name for place in simulated_places(2)]
     ['simulated:0', 'simulated:1']
     """
+    check_count("count", count)
     devices = (SimulatedDevice(f"simulated:{index}", seed=seed * 1009 + index) for index in range(count))
     return list(map(CustomPlace, devices))
 

@@ -216,6 +216,8 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     ------
     ValueError
         The number is negative, or larger than the number of batches in the epoch.
+    TypeError
+        The loader is not prepared, or not gpuloader's.
 
     Examples
     --------
@@ -224,5 +226,7 @@ def skip_first_batches(loader: PreparedLoader, num_batches: int = 0) -> Prepared
     >>> skip_first_batches(loader, 1).state_dict()["batches"]
     1
     """
-    getattr(loader, "_prepared", loader).skip(check_whole("num_batches", num_batches, 2**63))
+    if not isinstance(prepared := getattr(loader, "_prepared", loader), PreparedLoader):
+        raise TypeError("the loader is not prepared: prepare it, or call accelerate.skip_first_batches")
+    prepared.skip(check_whole("num_batches", num_batches, 2**63))
     return loader

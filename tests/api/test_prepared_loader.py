@@ -72,6 +72,12 @@ WHOLE = "each of the 2 processes would read everything: pass shard='auto'"
         (lambda: prepare(Accelerator(2), load()), ValueError, WHOLE),
         (lambda: prepare(Accelerator(1), load(static=True)), ValueError, "a loader with static=True cannot"),
         (lambda: prepare(Accelerator(1), [1, 2]), TypeError, r"expected a gpuloader.DataLoader, got list; "),
+        (
+            lambda: skip_first_batches(load()),
+            TypeError,
+            r"not prepared: prepare it, or call accelerate\.skip",
+        ),
+        (lambda: skip_first_batches([1, 2]), TypeError, "not prepared"),
         (lambda: skip(-1), ValueError, "num_batches must be an integer"),
         (lambda: skip(12), ValueError, "12 batches into an epoch and t.* more batches are to be skipped"),
         (lambda: PreparedLoader(load()).sampler, AttributeError, r"use gpuloader\.accelerate\.skip_first_b"),

@@ -18,6 +18,12 @@ def device():
     return SimulatedDevice()
 
 
+@pytest.mark.parametrize("count", ["2", 0, -1, 1.5, True, None])
+def test_a_number_of_places_is_1_or_more(count):
+    with pytest.raises(ValueError, match="count must be an integer of 1 or more, got"):
+        simulated_places(count)
+
+
 def copy(device, memory, seed, stream):
     event = device.event()
     device.copy_async(memory, make_slot(seed), LAYOUT.nbytes, stream)
