@@ -97,7 +97,8 @@ class DataLoader(dataset_loader.DataLoader[S]):
         first, batches = begun or (None, iter(()))
         for _ in range(2):  # a loaded state may be the end of an epoch, and Keras expects a batch
             if first is None:
-                batches = map(_as_data, iter(self))
+                # A tuple at the top, because Keras takes a list for a single input.
+                batches = (tuple(one) if isinstance(one, list) else one for one in self)
                 first = next(batches, None)
         if first is None:
             return
@@ -154,8 +155,3 @@ def _find_output() -> str:
             "set the environment variable KERAS_BACKEND before Keras is imported"
         )
     return name
-
-
-def _as_data(batch: Any) -> Any:
-    """Return a batch with a tuple at the top, because Keras takes a list for a single input."""
-    return tuple(batch) if isinstance(batch, list) else batch

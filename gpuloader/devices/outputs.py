@@ -120,9 +120,7 @@ def open_output(name: str | None, device: Device, stream: object = None, *, stat
         raise PlaceError(f"output={name!r} is for batches on {wanted}; these land on {device.name}")
     index: int | None = getattr(device, "index", None)
     if index is None and not device.direct:  # a simulated device: no framework can read its memory
-        raise PlaceError(
-            f"output={name!r} is for batches on a CPU place or a GPU; these land on {device.name}"
-        )
+        raise PlaceError(f"output={name!r} is for batches on a CPU place or GPU; these land on {device.name}")
     try:
         module = importlib.import_module(name)
     except ImportError as error:

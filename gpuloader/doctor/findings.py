@@ -24,9 +24,9 @@ Verdict = Literal["good", "note", "bad"]
 
 MIB, GIB = 1 << 20, 1 << 30
 
-LITTLE_MEMORY, TOO_LITTLE_MEMORY = GIB, 64 * MIB
+LITTLE_MEMORY, TOO_LITTLE = GIB, 64 * MIB
 # Free descriptors: a loader with workers opens about ten, and a few more for each worker process.
-FEW_FILES, TOO_FEW_FILES = 256, 32
+FEW_FILES, TOO_FEW = 256, 32
 # Free bytes in /dev/shm; Docker's default size is 64 MiB.
 SMALL_SHARED = GIB
 # Bytes per second: even the oldest PCIe link with sixteen lanes copies faster from pinned memory.
@@ -116,9 +116,7 @@ def software_findings(machine: Machine) -> Iterator[Finding]:
 
     # Only the first two numbers: in a release candidate, the third is not a number.
     old = tuple(int(part) for part in machine.numpy.split(".")[:2] if part.isdecimal()) < (1, 26)
-    yield find(
-        "NumPy", machine.numpy, old and "Install NumPy 1.26 or later: pip install 'numpy>=1.26'.", "bad"
-    )
+    yield find("NumPy", machine.numpy, old and "Too old: pip install 'numpy>=1.26'.", "bad")
 
     # The sources are package data, which a careless repackaging loses first.
     advice = f"The package is incomplete. Reinstall it: {install_command(force=True)}."
@@ -236,10 +234,7 @@ def node_findings(machine: Machine) -> Iterator[Finding]:
         where = f"gpu:{index} is on node {node} of {count}"
         if not cores:
             # Virtual machines often hide the node: the kernel then reports -1.
-            advice = (
-                "Slots and workers go wherever the system puts them. If you know the node, start the program "
-                "with numactl --cpunodebind=NODE."
-            )
+            advice = "The system places slots and workers. To choose a node: numactl --cpunodebind=NODE."
             yield find("NUMA", f"gpu:{index} is on no known node of the {count}", advice)
         elif near := cores & machine.cores:
             yield find("NUMA", f"{where}; slots and workers go to its cores {show_cores(near)}")
@@ -259,9 +254,7 @@ def _copy_findings(name: str, copies: Outcome, spoilt: Verdict) -> Iterator[Find
         return
     answer = copies.answer
     if answer["refusal"]:
-        advice = (
-            "Loaders copy from pageable memory instead, which is slower and overlaps less. See memlock limit."
-        )
+        advice = "Loaders copy from pageable memory, which is slower and overlaps less. See memlock limit."
         yield find("pinning", f"refused: {answer['refusal']}", advice)
     else:
         yield find("pinning", f"works, took {answer['seconds'] * 1e3:.0f} ms")
@@ -300,9 +293,7 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
         value = f"{machine.files_open} of {machine.file_limit:,}"
         left = machine.file_limit - machine.files_open
         advice = "Raise the limit: ulimit -n 4096."
-        yield find(
-            "open files", value, left < FEW_FILES and advice, "bad" if left < TOO_FEW_FILES else "note"
-        )
+        yield find("open files", value, left < FEW_FILES and advice, "bad" if left < TOO_FEW else "note")
 
     methods = machine.start_methods
     if "forkserver" not in methods:
@@ -312,10 +303,7 @@ def processor_findings(machine: Machine, attempt: Attempt) -> Iterator[Finding]:
     yield find("start method", f"{methods[0]}, Python's default")
     worker = attempt("worker", seconds=TRIAL_SECONDS)
     if worker.problem:
-        advice = (
-            "Worker processes fail here, often because a sandbox forbids memory files or sockets. Use "
-            "worker_type='thread' until that is fixed."
-        )
+        advice = "Perhaps a sandbox forbids memory files or sockets. Use worker_type='thread'."
         yield find("worker process", worker.problem, advice, "bad")
     else:
         yield find("worker process", f"started and fetched samples in {worker.answer['seconds']:.2f} s")
@@ -329,12 +317,8 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
     else:
         total, left = machine.memory
         value = f"{show_bytes(left)} available of {show_bytes(total)}"
-        advice = (
-            "A loader reserves all its slots at once. Lower batch_size or prefetch_factor, or free memory."
-        )
-        yield find(
-            "memory", value, left < LITTLE_MEMORY and advice, "bad" if left < TOO_LITTLE_MEMORY else "note"
-        )
+        advice = "A loader reserves all its slots. Lower batch_size or prefetch_factor, or free memory."
+        yield find("memory", value, left < LITTLE_MEMORY and advice, "bad" if left < TOO_LITTLE else "note")
 
     value, advice = "none" if group.version is None else f"version {group.version}, no memory limit", ""
     if group.memory_limit is not None:
@@ -363,10 +347,7 @@ def memory_findings(machine: Machine, *, pinning_refused: bool) -> Iterator[Find
     else:
         total, free = machine.shared
         value = f"{show_bytes(free)} free of {show_bytes(total)}"
-        advice = (
-            "gpuloader does not need it, but worker processes of torch and Paddle need more. In a container: "
-            "docker run --shm-size=8g."
-        )
+        advice = "gpuloader does not need it; torch and Paddle do. In a container: docker run --shm-size=8g."
         yield find("/dev/shm", value, free < SMALL_SHARED and advice)
 
     # The driver pins outside this limit, so a low limit matters only if pinning was refused.

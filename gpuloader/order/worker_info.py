@@ -124,9 +124,7 @@ def _parse(name: str) -> int:
     try:
         return int(os.environ[name])
     except ValueError:
-        raise ValueError(
-            f"the environment sets {name}={os.environ[name]!r}, which is not an integer"
-        ) from None
+        raise ValueError(f"the environment sets {name}={os.environ[name]!r}, not an integer") from None
 
 
 # The worker that runs the calling thread, and what it tells the dataset.

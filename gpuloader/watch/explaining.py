@@ -111,9 +111,7 @@ def explain(stats: LoaderStats, configuration: Configuration) -> Explanation:
     elif transfer >= TRANSFER_SHARE * loop:
         bound, seconds, size = "handing over", transfer, format_bytes(stats.nbytes / max(stats.batches, 1))
         what = f"handing over: delivering batches of {size} takes {_time(transfer)}", "."
-        advice = [
-            "increase batch_size, if the model allows: delivery costs about the same for larger batches"
-        ]
+        advice = ["increase batch_size if the model allows: delivery costs about the same for larger batches"]
         if configuration.forced:  # by default, the loader itself would have stopped the thread
             advice.append(
                 f"{_switch(configuration)}: in steps this short, a reader thread costs more than it saves"

@@ -219,7 +219,7 @@ class TestNative:
         [
             ("cupy", "cpu", "output='cupy' is for batches on a GPU; these land on cpu"),
             ("numpy", simulated_places(1), "'numpy' is for batches on a CPU place; these land on simul"),
-            ("torch", simulated_places(1), "for batches on a CPU place or a GPU; these land on simulated:0"),
+            ("torch", simulated_places(1), "for batches on a CPU place or GPU; these land on simulated:0"),
         ],
     )
     def test_wrong_pairs(self, output, places, message):

@@ -285,7 +285,5 @@ class ImageFiles(_Files):
             raise TypeError(f"paths must be a list of paths, got {paths!r}")
         rows = None if labels is None else np.asarray(labels)
         if rows is not None and (not rows.ndim or len(rows) != len(paths)):
-            raise ValueError(
-                f"expected one label per file, got {len(paths)} files and labels of {rows.shape}"
-            )
+            raise ValueError(f"expected one label per file, got {len(paths)} files, labels of {rows.shape}")
         super().__init__([os.fspath(path) for path in paths], rows, loader=loader, upright=upright)

@@ -325,9 +325,7 @@ class Image:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError(
-                "an encoded image has no pixels in memory yet: they cannot be had without a copy"
-            )
+            raise ValueError("an encoded image has no pixels in memory: they cannot be had without a copy")
         pixels = self.decode()
         return pixels if dtype is None else pixels.astype(dtype, copy=False)
 

@@ -157,7 +157,7 @@ class Video:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         if copy is False:
-            raise ValueError("a video has no pixels in memory yet: they cannot be had without a copy")
+            raise ValueError("a video has no pixels in memory: they cannot be had without a copy")
         pixels = self.decode()
         return pixels if dtype is None else pixels.astype(dtype, copy=False)
 

@@ -100,7 +100,7 @@ def test_files_with_and_without_labels(tmp_path):
     assert ImageFiles(paths)[5].shape == (43, 55, 3)
     rows = ImageFiles(paths, labels=np.eye(8, dtype=np.float32))
     assert rows[1].label.tolist() == [0, 1, 0, 0, 0, 0, 0, 0]
-    with pytest.raises(ValueError, match="one label per file, got 8 files and labels of"):
+    with pytest.raises(ValueError, match="one label per file, got 8 files, labels of"):
         ImageFiles(paths, labels=[1, 2])
     with pytest.raises(TypeError, match="list of paths"):
         ImageFiles(paths[0])
