@@ -114,7 +114,8 @@ def _to_column(pa: Any, values: list[Any]) -> Any:
 
 def _check_alike(values: Sequence[Any]) -> None:
     """Raise `TypeError` for values that Arrow would change, without an error, to give them one type."""
-    if {*map(type, values)} <= {int, float, bool, type(None)}:  # a list may have thousands
+    # Most fields end here: asking each value takes longer, and a list may have thousands.
+    if (types := {*map(type, values)} - {type(None)}) in ({str}, {bytes}) or types <= {int, float, bool}:
         return
     kinds = {*map(_name_kind, values)} - {""}
     if len(kinds) > 1:
@@ -127,13 +128,15 @@ def _check_alike(values: Sequence[Any]) -> None:
         _check_alike([*chain.from_iterable(lists)])
 
 
+_KINDS = (str, "text"), ((bytes, bytearray), "bytes"), (date, "dates")
+
+
 def _name_kind(value: Any) -> str:
     if isinstance(value, datetime):
         return "datetimes" if value.tzinfo is None else "datetimes with a time zone"
     if isinstance(value, Mapping):
         return f"dicts of {sorted(value)}"
-    known = {str: "text", bytes: "bytes", bytearray: "bytes", date: "dates"}
-    return next((name for kind, name in known.items() if isinstance(value, kind)), "")
+    return next((name for kind, name in _KINDS if isinstance(value, kind)), "")
 
 
 def to_members(samples: Sequence[dict[str, Any]]) -> list[dict[str, bytes]]:
