@@ -441,12 +441,13 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     """Warn at the user's line that called this package; Python 3.11 cannot skip a package's frames itself.
 
     >>> with warnings.catch_warnings(record=True) as heard:
+    ...     warnings.simplefilter("always")
     ...     warn("this is slow")
     >>> [str(one.message) for one in heard]
     ['this is slow']
     """
-    depth, frame = 1, sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(os.path.dirname(__file__)):  # noqa: PTH120
+    depth, frame, own = 1, sys._getframe(), os.path.dirname(__file__) + os.sep  # noqa: PTH120
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(own):
         depth, frame = depth + 1, frame.f_back
     warnings.warn(message, category, stacklevel=depth)
 
