@@ -252,6 +252,7 @@ def test_one_process_writes_at_a_time(tmp_path):
             r"\['a', 'b'\] and dicts of \['a'\]",
         ),
         ([{"x": [{"a": {"b": 1}}, {"a": {}}]}], "parquet", SampleError, r"dicts of \['b'\] and dicts of \["),
+        ([{"x": {"a": {}}}], "parquet", SampleError, "field 'x': .* a dict without keys has no columns"),
         ([{"x": {"a": 1}}, {"x": 3}], "parquet", SampleError, "field 'x': Parquet cannot hold these dict"),
         (
             [{"x": datetime(2020, 1, 1)}, {"x": datetime(2020, 1, 1, tzinfo=UTC)}],

@@ -121,7 +121,9 @@ def _check_alike(values: Sequence[Any]) -> None:
     if len(kinds) > 1:
         told = " and ".join(sorted(kinds))
         raise TypeError(f"{told} need columns of their own; for a value that is missing, write None")
-    dicts = [one for one in values if isinstance(one, Mapping)]
+    if (dicts := [one for one in values if isinstance(one, Mapping)]) and not dicts[0]:
+        # Arrow says that only when the file is written.
+        raise TypeError("a dict without keys has no columns; write None")
     for name in next(iter(dicts), ()):
         _check_alike([one[name] for one in dicts])
     if lists := [one for one in values if isinstance(one, list | tuple)]:
