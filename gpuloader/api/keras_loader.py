@@ -12,8 +12,6 @@ from gpuloader.api.options import Options
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.dataset import Readable, S
 
-_BACKENDS = ("torch", "jax")
-
 
 class DataLoader(dataset_loader.DataLoader[S]):
     """A `gpuloader.DataLoader` that Keras 3 takes for ``fit``, ``evaluate`` and ``predict``.
@@ -97,8 +95,7 @@ class DataLoader(dataset_loader.DataLoader[S]):
         first, batches = begun or (None, iter(()))
         for _ in range(2):  # a loaded state may be the end of an epoch, and Keras expects a batch
             if first is None:
-                # A tuple at the top, because Keras takes a list for a single input.
-                batches = (tuple(one) if isinstance(one, list) else one for one in self)
+                batches = map(_as_data, iter(self))
                 first = next(batches, None)
         if first is None:
             return
@@ -110,12 +107,10 @@ class DataLoader(dataset_loader.DataLoader[S]):
         yield from batches
 
     def get_jax_iterator(self) -> Iterator[Any]:
-        """Yield the batches of a pass, for the JAX backend."""
+        """Yield the batches of a pass, for the JAX or the PyTorch backend."""
         return self.get_numpy_iterator()  # a subclass may override that one
 
-    def get_torch_dataloader(self) -> Iterator[Any]:
-        """Yield the batches of a pass, for the PyTorch backend."""
-        return self.get_numpy_iterator()
+    get_torch_dataloader = get_jax_iterator
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()
@@ -149,9 +144,17 @@ def _find_output() -> str:
     from keras import backend
 
     name: str = backend.backend()
-    if name not in _BACKENDS:
+    if name not in ("torch", "jax"):
         raise ValueError(
-            f"gpuloader.keras works with the backends {' and '.join(_BACKENDS)} of Keras, not with {name}; "
+            f"gpuloader.keras works with the backends torch and jax of Keras, not with {name}; "
             "set the environment variable KERAS_BACKEND before Keras is imported"
         )
     return name
+
+
+def _as_data(batch: Any) -> Any:
+    """Return a batch with a tuple at the top, because Keras takes a list for a single input."""
+    if not isinstance(batch, list):
+        return batch
+    # `(x, y, None)` has no weights, for Keras; by identity, since tensors are not equal to None but raise.
+    return tuple(None if isinstance(one, list) and {*map(id, one)} == {id(None)} else one for one in batch)

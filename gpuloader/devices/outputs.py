@@ -16,8 +16,6 @@ from gpuloader.devices.base import Device, Event, Stream
 from gpuloader.errors import LoaderError, PlaceError
 
 OUTPUTS = ("numpy", "cupy", "torch", "jax", "paddle")
-_PACKAGES = {"paddle": "paddlepaddle"}
-_CUDA = 2  # DLPack's number for the memory of a GPU
 
 
 class Output(Protocol):
@@ -126,7 +124,7 @@ def open_output(name: str | None, device: Device, stream: object = None, *, stat
     except ImportError as error:
         raise ImportError(
             f"output={name!r} needs {name}, which is not importable ({error}); install it, usually with "
-            f"pip install {_PACKAGES.get(name, name)}, or omit output",
+            f"pip install {'paddlepaddle' if name == 'paddle' else name}, or omit output",
             name=name,
         ) from error
     # Paddle's build for CPUs has the function that returns the current stream, but crashes in it.
@@ -218,19 +216,27 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
         if not device.direct:
             return lambda array: imported(_Export(array, index))
         jax = importlib.import_module("jax")
-        # NumPy exports no dtype of other packages, such as JAX's own bfloat16.
-        copied: Callable[[Any], Any] = lambda array: jax.device_put(array.copy(), jax.devices("cpu")[0])  # noqa: E731
-        return lambda array: copied(array) if array.dtype.isbuiltin == 2 else imported(array)
+
+        def put(array: Any) -> Any:
+            # NumPy exports no dtype of other packages, such as JAX's own bfloat16.
+            if array.dtype.isbuiltin == 2:
+                one = jax.device_put(array.copy(), jax.local_devices(backend="cpu")[0])
+            else:
+                one = imported(array)
+            # JAX binds such an array to its device, and a compiled function refuses it beside arrays that are
+            # divided among several. `device_put` without a device binds nothing, but frees the slot late.
+            return type(one)(one.aval, one.sharding, [one], committed=False)
+
+        return put
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
     if device.direct:
         return from_dlpack
-    if name == "torch":  # what its function ends in, for a capsule
-        internals = getattr(importlib.import_module(name), "_C", None)
-        from_dlpack = getattr(internals, "_from_dlpack", from_dlpack)
     # -1 means no ordering. With the framework's stream, CuPy would order it behind CuPy's current stream,
     # which has nothing to do with the copy. The lane orders the two streams that matter.
     unordered: Callable[[Any], Any] = lambda array: from_dlpack(array.__dlpack__(stream=-1))  # noqa: E731
     if name == "torch":
+        internals = getattr(importlib.import_module(name), "_C", None)
+        from_dlpack = getattr(internals, "_from_dlpack", from_dlpack)  # what its function ends in
         return lambda array: foreign.tensor_over(array, unordered)
     return unordered
 
@@ -243,23 +249,20 @@ def _copy_to_torch(array: Any) -> Any:
     return importlib.import_module("torch").empty_like(tensor, pin_memory=True).copy_(tensor)
 
 
-class _Export:
+class _Export(NamedTuple):
     """A CuPy array that JAX may read immediately, because the host has waited for its copy."""
 
     # JAX asks where an array is, and has it ordered on its own stream. For every array, CuPy answers the
     # first with a query of the pointer and the second with an event. Neither is needed here.
 
-    __slots__ = ("_array", "_index")
-
-    def __init__(self, array: Any, index: int | None) -> None:
-        self._array = array
-        self._index = index
+    array: Any
+    gpu: int | None
 
     def __dlpack_device__(self) -> tuple[int, int | None]:
-        return _CUDA, self._index
+        return 2, self.gpu  # 2 is DLPack's number for the memory of a GPU
 
     def __dlpack__(self, *, stream: object = None) -> Any:
-        return self._array.__dlpack__(stream=-1)
+        return self.array.__dlpack__(stream=-1)
 
 
 class FollowingOutput:

@@ -85,6 +85,15 @@ class TestOnAHost:
         assert isinstance(batch, jax.Array)
         assert (batch.dtype, batch.tolist()) == (wanted.dtype, wanted.tolist())
 
+    def test_a_batch_of_jax_is_bound_to_no_device(self, name):
+        """So it can be computed with beside arrays that are divided among several devices."""
+        if name != "jax":
+            pytest.skip("no other library binds arrays")
+        own = sys.modules["jax"].numpy.arange(6, dtype="bfloat16")
+        for dataset in (numbers(), list(own)):
+            for batch in DataLoader(dataset, places="cpu", batch_size=4, output=name):
+                assert not batch.committed
+
     def test_what_is_kept_stays(self, name):
         """Kept batches, their views and results outlive later batches, the epoch and the loader."""
         with nothing_left_behind():

@@ -120,6 +120,11 @@ def test_sample_weights_are_the_third_field():
     np.testing.assert_allclose(ours, theirs, rtol=1e-4)
 
 
+def test_none_in_place_of_weights_gives_no_weights():
+    ours = fit(load([(x, y, None) for x, y in PAIRS]), epochs=2)
+    assert ours == fit(load(), epochs=2)
+
+
 def test_samples_that_fill_up_a_rank_have_no_weight():
     loader = load(shard=(1, 2), seed=0, batch_size=3)
     assert {len(batch) for batch in loader.get_numpy_iterator()} == {2}  # 10 samples fill both ranks
