@@ -223,8 +223,9 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
                 one = jax.device_put(array.copy(), jax.local_devices(backend="cpu")[0])
             else:
                 one = imported(array)
-            # JAX binds such an array to its device, and a compiled function refuses it beside arrays that are
-            # divided among several. `device_put` without a device binds nothing, but frees the slot late.
+            # JAX binds such an array to its device, and a compiled function refuses it together with arrays
+            # that are divided among several. `device_put` without a device binds nothing, but frees the slot
+            # late.
             return type(one)(one.aval, one.sharding, [one], committed=False)
 
         return put

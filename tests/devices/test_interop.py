@@ -86,7 +86,7 @@ class TestOnAHost:
         assert (batch.dtype, batch.tolist()) == (wanted.dtype, wanted.tolist())
 
     def test_a_batch_of_jax_is_bound_to_no_device(self, name):
-        """So it can be computed with beside arrays that are divided among several devices."""
+        """A compiled function takes it together with arrays that are divided among several devices."""
         if name != "jax":
             pytest.skip("no other library binds arrays")
         own = sys.modules["jax"].numpy.arange(6, dtype="bfloat16")

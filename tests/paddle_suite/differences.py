@@ -77,6 +77,21 @@ DIFFERENCES = {
         "it reads everything on first use",
         "building a reader costs nothing, and a failed read is repeated",
     ),
+    "classes-stay": (
+        "a named tuple becomes a list, an `OrderedDict` a dict, and a tuple from a `collate_fn` a list",
+        "they keep their classes",
+        "as in PyTorch",
+    ),
+    "samples-are-arrays": (
+        "a sample of a `TensorDataset` consists of tensors",
+        'it consists of NumPy arrays; batches are tensors with `output="paddle"`',
+        "a loader gathers a batch of them at once",
+    ),
+    "indices-are-an-array": (
+        "the `indices` of a part of `random_split` are a list",
+        "they are an array; `indices.tolist()` is the list",
+        "a list takes several times the memory",
+    ),
     "no-empty-places": ("`cpu_places(0)` is an empty list", "`ValueError`", "a loader needs a place"),
     "typed-errors": (
         "a missing reader is an `AssertionError`",

@@ -2,7 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import pytest
 
 from tests.paddle_suite.datasets import stream
@@ -11,8 +13,16 @@ from tests.paddle_suite.differences import DIFFERENCES
 HERE = Path(__file__).parent
 PAGE = HERE.parents[1] / "docs" / "coming-from-paddle.md"
 
-# What one of the libraries refuses: what is tried, and what comes of it in gpuloader and in Paddle. That is a
-# value; or the class of an error, or a part of the message of a `ValueError`.
+
+class Pair(NamedTuple):
+    """A sample of two numbers."""
+
+    first: int
+    second: int
+
+
+# What one of the libraries refuses or does otherwise: what is tried, and what comes of it in gpuloader and in
+# Paddle. That is a value; or the class of an error, or a part of the message of a `ValueError`.
 REFUSED = {
     "oversampling": (lambda lib: len(list(lib.io.RandomSampler(range(9), False, 12))), 12, "num_samples"),
     "empty-subsets": (lambda lib: list(lib.io.SubsetRandomSampler([])), [], "indices"),
@@ -24,6 +34,21 @@ REFUSED = {
         "not aligned",
     ),
     "sizes-are-whole": (lambda lib: next(lib.batch(lambda: iter("abc"), 2.7)()), "batch_size", ["a", "b"]),
+    "classes-stay": (
+        lambda lib: hasattr(next(iter(lib.io.DataLoader([Pair(1, 2)], places=lib.cpu))), "_fields"),
+        True,
+        False,
+    ),
+    "samples-are-arrays": (
+        lambda lib: isinstance(lib.io.TensorDataset([lib.tensor([[1.0]])])[0][0], np.ndarray),
+        True,
+        False,
+    ),
+    "indices-are-an-array": (
+        lambda lib: isinstance(lib.io.random_split(range(4), [2, 2])[0].indices, list),
+        False,
+        True,
+    ),
     "no-empty-places": (lambda lib: lib.fluid.cpu_places(0), "device_count", []),
     "typed-errors": (lambda lib: lib.reader.multiprocess_reader([]), TypeError, AssertionError),
 }
