@@ -225,8 +225,8 @@ def _find_wrap(name: str, device: Device) -> Callable[[Any], Any]:
                 one = imported(array)
             # JAX binds such an array to its device, and a compiled function refuses it together with arrays
             # that are divided among several. `device_put` without a device binds nothing, but frees the slot
-            # late.
-            return type(one)(one.aval, one.sharding, [one], committed=False)
+            # late. JAX's checks concern the order of several devices, and take 5 µs.
+            return type(one)(one.aval, one.sharding, [one], committed=False, _skip_checks=True)
 
         return put
     from_dlpack: Callable[[Any], Any] = importlib.import_module(f"{name}.utils.dlpack").from_dlpack
