@@ -18,7 +18,7 @@ import numpy as np
 
 from gpuloader.batches.rows import IN_FEEDS, SampleRows, fields_of
 from gpuloader.batches.schema import NUMBERS, Collation, Fitting, Schema
-from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch, write_arrays
+from gpuloader.batches.staged import Reserve, StagedBatch, begin_batch
 from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
 from gpuloader.fields import ragged
@@ -340,11 +340,11 @@ def stage_fitting(
     layout = schema.lay_out(len(block))
     staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
     views, every = staged.slot.views(layout), rows if isinstance(rows, slice) else part.every
-    if every is not None:
-        write_arrays([array[every] for array in fitting.arrays], views)
-        return staged
     for view, array in zip(views, fitting.arrays):  # noqa: B905 - strict= costs time
-        array.take(rows, 0, view, "clip")  # these rows have just been checked
+        if every is not None:
+            view[...] = array[every]
+        else:
+            array.take(rows, 0, view, "clip")  # these rows have just been checked
     return staged
 
 

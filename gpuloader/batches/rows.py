@@ -25,7 +25,7 @@ from gpuloader.errors import SampleError, unlike_first
 from gpuloader.fields.convert import EXACT, IF_A_LIST, Conversion, convert, convert_dtype
 from gpuloader.fields.spec import Array, FeedSpec
 from gpuloader.foreign import is_tensor, tensor_over
-from gpuloader.staging import FieldLayout, Layout, SlotViews, arrange
+from gpuloader.staging import FieldLayout, Layout, SlotViews, arrange, find_runs
 
 IN_FEEDS = (
     "if its length varies, declare the field in feed_list with lod_level=1, or make batches of samples of "
@@ -85,7 +85,7 @@ class SampleRows:
         for number, feed in enumerate(self.feeds):
             shape: Sequence[Any] = feed.shape[1:] if self._shapes is None else self._shapes[number]
             specs.append(((count, *shape), feed.dtype))
-        return arrange(tuple(specs))
+        return find_runs(arrange(tuple(specs)))
 
     def write(self, views: SlotViews, samples: Iterable[Any], start: int = 0) -> int:
         """Write samples into the rows of `views`, starting at row `start`; return the row after the last."""
