@@ -23,7 +23,7 @@ from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
 from gpuloader.fields import ragged
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, first_piece, number_rows, take_each
+from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, count_rows, first_piece, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import arrange
 
@@ -107,15 +107,15 @@ def _pad(parts: Sequence[Array], lengths: Array, pad: ragged.Padding, target: Ar
             row[: len(part)], row[len(part) :] = part, pad.value
 
 
-def _take(pieces: list[tuple[Any, Rows]], target: Array) -> None:
+def _take(pieces: Sequence[tuple[Any, Any]], target: Array) -> None:
     """Write rows of arrays, or of `Chunked` columns of arrays, one after another."""
     start = 0
     for array, rows in pieces:
-        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        count = count_rows(rows)
         part = target[start : start + count]
         if isinstance(array, Chunked):
             # Joining the pieces first would copy every row again, and keep a second column in memory.
-            for position, (piece, row) in enumerate(array.find(number_rows(rows))):
+            for position, (piece, row) in enumerate(array.find(rows)):
                 part[position] = piece[row]
         elif isinstance(rows, slice) or array.dtype != part.dtype:
             # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
@@ -339,10 +339,10 @@ def stage_fitting(
     objects = [column.take(rows) for column in fitting.objects]
     layout = schema.lay_out(len(block))
     staged = begin_batch(collation, layout, schema.levels, number, reserve, schema.tree, objects)
-    views, every = staged.slot.views(layout), rows if isinstance(rows, slice) else part.every
-    for view, array in zip(views, fitting.arrays):  # noqa: B905 - strict= costs time
-        if every is not None:
-            view[...] = array[every]
+    in_order = isinstance(rows, slice)
+    for view, array in zip(staged.slot.views(layout), fitting.arrays):  # noqa: B905 - strict= costs time
+        if in_order:
+            view[...] = array[rows]
         else:
             array.take(rows, 0, view, "clip")  # these rows have just been checked
     return staged
@@ -390,7 +390,7 @@ def block_columns(
             parts: list[Array] = []
             lengths: list[Array] = []
             for column, chosen in pieces:
-                if isinstance(column, ragged.Ragged) and isinstance(chosen, slice):
+                if isinstance(column, ragged.Ragged) and isinstance(chosen, slice) and not chosen.step:
                     ends = column.row_splits[0][chosen.start : chosen.stop + 1]
                     parts.append(column.values[ends[0] : ends[-1]])
                     lengths.append(ends[1:] - ends[:-1])

@@ -22,7 +22,10 @@ from gpuloader.fields.spec import is_stageable, native
 from gpuloader.foreign import describe_dtype, is_tensor, tensor_over, torch_name
 
 Rows = slice | NDArray[np.int64]
-"""Rows of a column: a slice with a start and a stop but no step, or an array of row numbers from 0."""
+"""Rows of a column: a slice with a start, a stop and perhaps a step, or an array of row numbers from 0.
+
+Only `Block.take` makes slices with a step.
+"""
 
 
 class WholeList(list[Any]):
@@ -76,8 +79,8 @@ class Chunked:
 
     def cut(self, rows: Rows) -> list[tuple[Any, Rows]]:
         """Return the pieces that consecutive rows lie in, each with its rows; other rows stay as they are."""
-        if not isinstance(rows, slice):
-            return [(self, rows)]
+        if not isinstance(rows, slice) or rows.step:
+            return [(self, number_rows(rows))]
         first, last = np.searchsorted(self._ends, [rows.start, max(rows.stop - 1, rows.start)], side="right")
         cuts: list[tuple[Any, Rows]] = []
         for number in range(first, min(last, len(self._ends) - 1) + 1):
@@ -104,10 +107,9 @@ class Part:
     rows: Rows
     # The dtypes that columns of numbers are converted to. Other columns keep theirs.
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
-    every: slice | None = None  # numbered rows as a slice, too, if they are every so many
 
     def __len__(self) -> int:
-        return self.rows.stop - self.rows.start if isinstance(self.rows, slice) else len(self.rows)
+        return count_rows(self.rows)
 
 
 class Block:
@@ -164,14 +166,15 @@ class Block:
             stop = start + len(part)
             here = positions[bisect_left(positions, start) : bisect_left(positions, stop)]
             if here:
-                # NumPy takes far longer to read a range than to make its own.
-                at = np.arange(here.start, here.stop, here.step) if type(here) is range else np.array(here)
-                rows = part.rows
-                rows = at + (rows.start - start) if isinstance(rows, slice) else rows[at - start]
-                every = None
-                if isinstance(here, range) and isinstance(part.rows, slice):
-                    every = slice(int(rows[0]), int(rows[-1]) + 1, here.step)
-                parts.append(Part(part.columns, rows, part.dtypes, every))
+                rows: Rows
+                if isinstance(here, list):
+                    rows = number_rows(part.rows)[np.array(here) - start]
+                elif isinstance(part.rows, slice):  # NumPy copies every so many rows without their numbers
+                    first = part.rows.start - start
+                    rows = slice(first + here.start, first + here.stop, here.step)
+                else:
+                    rows = part.rows[here.start - start : here.stop - start : here.step]
+                parts.append(Part(part.columns, rows, part.dtypes))
             start = stop
         return Block(parts)
 
@@ -192,7 +195,16 @@ def number_rows(rows: Rows) -> NDArray[np.int64]:
     >>> number_rows(slice(1, 3))
     array([1, 2])
     """
-    return np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
+    return np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, slice) else rows
+
+
+def count_rows(rows: Rows) -> int:
+    """Return how many rows are selected.
+
+    >>> count_rows(slice(1, 8, 2)), count_rows(np.array([2, 0]))
+    (4, 2)
+    """
+    return -((rows.start - rows.stop) // (rows.step or 1)) if isinstance(rows, slice) else len(rows)
 
 
 def each_row(rows: Rows) -> Iterable[int]:
@@ -201,7 +213,7 @@ def each_row(rows: Rows) -> Iterable[int]:
     >>> list(each_row(slice(1, 3))), list(each_row(np.array([2, 0])))
     ([1, 2], [2, 0])
     """
-    return range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
+    return range(rows.start, rows.stop, rows.step or 1) if isinstance(rows, slice) else rows.tolist()
 
 
 def _join(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:
