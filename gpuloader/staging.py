@@ -128,8 +128,8 @@ def find_runs(layout: Layout) -> Layout:
     """
     runs = []
     for (shape, dtype), (first, *others) in itertools.groupby(layout.fields, itemgetter(1, 2)):
-        step = others[0].offset - first.offset if others else 0
-        strides = step, *np.empty(shape, dtype).strides
+        step, row = others[0].offset - first.offset if others else 0, np.empty(shape[1:], dtype)
+        strides = step, row.nbytes, *row.strides
         runs.append(FieldLayout(first.offset, (1 + len(others), *shape), dtype, strides))
     return layout._replace(runs=tuple(runs)) if len(runs) < len(layout.fields) else layout
 

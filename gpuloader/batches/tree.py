@@ -405,13 +405,10 @@ class Tree:
         node, rest = self.root if below is None else below, iter(fields)
         if isinstance(node, Leaf):
             return next(rest)
-        values = (
-            [*islice(rest, len(node.children))]
-            if node.of_leaves
-            else [
-                next(rest) if isinstance(child, Leaf) else self.build(rest, child) for child in node.children
-            ]
-        )
+        if node.of_leaves:
+            values = [*islice(rest, len(node.children))]
+        else:
+            values = [self.build(rest, child) for child in node.children]
         kind = node.kind
         make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
         entries: Any = values

@@ -43,24 +43,17 @@ READING = frozenset(("__getitem__", "__getitems__", "__len__"))
 
 def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> Any:
     """Return a method that reads several samples at once, or None."""
-    for kind in type(dataset).__mro__:
-        if name in vars(kind):
-            return getattr(dataset, name, None)
-        # A subclass of the class with the method overrides how samples are read. The user's code, which may
-        # augment each sample, would not run.
-        if not overriding.isdisjoint(vars(kind)):
-            return None
-    return None
+    # If a subclass of the class with the method overrides how samples are read, the user's code, which may
+    # augment each sample, would not run.
+    decides = {name, *overriding}
+    kind = next((one for one in type(dataset).__mro__ if not decides.isdisjoint(vars(one))), object)
+    return getattr(dataset, name, None) if name in vars(kind) else None
 
 
 def reads_like(dataset: object, *bases: type) -> bool:
     """Return whether a dataset is of one of these classes, or of a subclass that reads in the same way."""
-    for kind in type(dataset).__mro__:
-        if kind in bases:
-            return True
-        if not READING.isdisjoint(vars(kind)):
-            return False
-    return False
+    kinds = type(dataset).__mro__
+    return next((one for one in kinds if one in bases or not READING.isdisjoint(vars(one))), None) in bases
 
 
 def find_arrays(dataset: object) -> ArrayRows | None:

@@ -12,6 +12,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,30 +47,20 @@ class PlainObjects:
 class Chunked:
     """A column whose rows lie in several pieces, such as the record batches of an Arrow table.
 
-    `make(n)` returns piece n on first use: an array, a `Ragged` or objects, the same kind for all pieces.
+    `make(n)` returns piece n, as `piece(n)` does after the first use: an array, a `Ragged` or objects, the
+    same kind for all pieces.
 
     >>> column = Chunked([2, 3], [np.array([10, 11]), np.array([12, 13, 14])].__getitem__)
     >>> [int(piece[row]) for piece, row in column.find(np.array([3, 0]))]
     [13, 10]
     """
 
-    __slots__ = ("_ends", "_made", "_make", "_starts")
+    __slots__ = ("_ends", "_starts", "piece")
 
     def __init__(self, lengths: Sequence[int], make: Callable[[int], Piece]) -> None:
         self._ends = np.cumsum(lengths)
         self._starts = self._ends - lengths
-        self._make = make
-        self._made: dict[int, Piece] = {}
-
-    def piece(self, number: int) -> Piece:
-        """Return piece `number`."""
-        found = self._made.get(number)
-        if found is None:
-            # Drop all of them: an ordered pass needs none again, and a shuffled one might need any.
-            if len(self._made) >= _MOST_PIECES:
-                self._made.clear()
-            found = self._made[number] = self._make(number)
-        return found
+        self.piece = lru_cache(_MOST_PIECES)(make)
 
     def find(self, rows: NDArray[np.int64]) -> Iterator[tuple[Any, int]]:
         """Yield the piece of each row, and its row there."""
@@ -139,7 +130,7 @@ class Block:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for part in self.parts:
-            for row in each_row(part.rows):
+            for row in number_rows(part.rows).tolist():
                 sample = {name: _value(column, row) for name, column in part.columns.items()}
                 for name, dtype in part.dtypes.items():
                     sample[name] = np.asarray(sample[name], dtype)[()]
@@ -166,14 +157,14 @@ class Block:
             stop = start + len(part)
             here = positions[bisect_left(positions, start) : bisect_left(positions, stop)]
             if here:
-                rows: Rows
+                rows = part.rows
                 if isinstance(here, list):
-                    rows = number_rows(part.rows)[np.array(here) - start]
-                elif isinstance(part.rows, slice):  # NumPy copies every so many rows without their numbers
-                    first = part.rows.start - start
+                    rows = number_rows(rows)[np.array(here) - start]
+                elif isinstance(rows, slice):  # NumPy copies every so many rows faster without their numbers
+                    first = rows.start - start
                     rows = slice(first + here.start, first + here.stop, here.step)
                 else:
-                    rows = part.rows[here.start - start : here.stop - start : here.step]
+                    rows = rows[here.start - start : here.stop - start : here.step]
                 parts.append(Part(part.columns, rows, part.dtypes))
             start = stop
         return Block(parts)
@@ -205,15 +196,6 @@ def count_rows(rows: Rows) -> int:
     (4, 2)
     """
     return -((rows.start - rows.stop) // (rows.step or 1)) if isinstance(rows, slice) else len(rows)
-
-
-def each_row(rows: Rows) -> Iterable[int]:
-    """Return the numbers of selected rows, one by one.
-
-    >>> list(each_row(slice(1, 3))), list(each_row(np.array([2, 0])))
-    ([1, 2], [2, 0])
-    """
-    return range(rows.start, rows.stop, rows.step or 1) if isinstance(rows, slice) else rows.tolist()
 
 
 def _join(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:

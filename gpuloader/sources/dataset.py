@@ -22,7 +22,7 @@ from gpuloader.errors import BadType, BadTypeOrValue, BadValue, NoIndices, Sampl
 from gpuloader.order.order import Shuffled, as_indices, check_whole, interleave
 from gpuloader.order.randomness import GeneratorLike
 from gpuloader.sources import array_rows
-from gpuloader.sources.block import Block, each_row, join_samples
+from gpuloader.sources.block import Block, join_samples, number_rows
 from gpuloader.system.iterators import refuse_read
 
 
@@ -154,7 +154,7 @@ class _Combined(Dataset[S]):
         rows = array_rows.locate(self, index)
         if isinstance(rows, int):
             return self._read_one(rows)
-        return cast("S", join_samples(self._read(list(each_row(rows)))))
+        return cast("S", join_samples(self._read(number_rows(rows).tolist())))
 
     @property
     def __getitems__(self) -> Many:
@@ -407,8 +407,8 @@ class Subset(Dataset[S]):
             return self.dataset[self._at(rows)]
         # These do not accept a list of indices themselves.
         if self._by_key or isinstance(self.dataset, list | tuple | range | str):
-            return cast("S", join_samples([self[row] for row in each_row(rows)]))
-        return self.dataset[[self._at(row) for row in each_row(rows)]]
+            return cast("S", join_samples([self[row] for row in number_rows(rows).tolist()]))
+        return self.dataset[[self._at(row) for row in number_rows(rows).tolist()]]
 
     def _at(self, position: int) -> Any:
         """Return the index or key at a position; an index is a Python integer, which all datasets accept."""

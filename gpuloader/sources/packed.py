@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpuloader.errors import StagingMemoryError
 from gpuloader.sources.array_rows import locate
-from gpuloader.sources.block import each_row
+from gpuloader.sources.block import number_rows
 from gpuloader.system.finalizers import LivingValues, calling, closing_once
 from gpuloader.system.platforms import open_memory_file, reserve, seal
 
@@ -105,7 +105,7 @@ class PackedList(Sequence[Any]):
         if type(index) is not int or not 0 <= index < len(self._ends):
             found = locate(self, index)
             if not isinstance(found, int):
-                return [self[row] for row in each_row(found)]
+                return [self[row] for row in number_rows(found).tolist()]
             index = found
         return pickle.loads(self._data[self._ends.item(index - 1) if index else 0 :])
 

@@ -18,7 +18,7 @@ from gpuloader.fields.spec import is_stageable
 from gpuloader.foreign import as_array, describe_dtype, torch_name
 from gpuloader.order.order import IndexArray, Shuffled, as_indices
 from gpuloader.sources.array_rows import ArrayRows, locate
-from gpuloader.sources.block import each_row
+from gpuloader.sources.block import number_rows
 from gpuloader.sources.dataset import Dataset
 
 
@@ -306,7 +306,7 @@ class PackedSequences(Dataset[dict[str, NDArray[Any]]]):
         found = locate(self, index)
         if isinstance(found, int):
             return self._read(found)
-        listed = list(each_row(found))
+        listed = number_rows(found).tolist()
         several = [self._read(row) for row in listed or [0]]
         return {name: np.stack([one[name] for one in several])[: len(listed)] for name in several[0]}
 

@@ -19,7 +19,7 @@ from gpuloader import (
 )
 from gpuloader.batches.columns import split_columns
 from gpuloader.batches.rows import SampleRows
-from gpuloader.sources.block import Block, Part, PlainObjects
+from gpuloader.sources.block import Block, Chunked, Part, PlainObjects
 from gpuloader.sources.describing import describe
 from gpuloader.sources.images.regions import NUMBERS, Encoded, Region
 from gpuloader.staging import arrange
@@ -404,6 +404,13 @@ def test_a_rank_has_its_rows_however_they_lie_in_memory(name):
         assert len(found) == 3
         for one, other in zip(found, wanted, strict=True):
             assert_same(one, other)
+
+
+def test_every_so_many_rows_of_a_column_in_pieces_are_taken():
+    column = Chunked([3, 5], [np.arange(3), np.arange(3, 8)].__getitem__)
+    taken = Block([Part({"x": column}, slice(1, 8))]).take(range(0, 7, 3))
+    assert len(taken) == 3
+    assert taken.columns()["x"].tolist() == [sample["x"] for sample in taken] == [1, 4, 7]
 
 
 @pytest.mark.parametrize("shard", [None, (0, 1), (1, 2)])

@@ -23,6 +23,7 @@ from gpuloader.staging import (
     Ring,
     Slot,
     arrange,
+    find_runs,
     lease_views,
 )
 from tests.fakes import run_threads
@@ -332,6 +333,7 @@ def test_views_of_two_layouts_are_made_once_and_lie_where_each_says():
 
 
 FIELDS = arrange((((4, 6), np.dtype("float32")), ((4,), np.dtype("int64")), ((0, 2), np.dtype("uint8"))))
+ALIKE = find_runs(arrange((((4, 6), np.dtype("float32")),) * 3))
 
 
 @pytest.fixture
@@ -354,10 +356,11 @@ VIEWS = {
 }
 
 
+@pytest.mark.parametrize("fields", [FIELDS, ALIKE], ids=["different", "alike"])
 @pytest.mark.parametrize("make", VIEWS.values(), ids=VIEWS)
-def test_every_kind_of_view_keeps_the_lease_and_a_copy_does_not(slot, make):
-    freed = deque()
-    arrays = lease_views(slot, FIELDS, freed)
+def test_every_kind_of_view_keeps_the_lease_and_a_copy_does_not(make, fields):
+    slot, freed = Slot(np.zeros(fields.nbytes, np.uint8), None), deque()
+    arrays = lease_views(slot, fields, freed)
     view, copies = make(arrays[0]), [arrays[0].copy(), arrays[0][[0, 1]], arrays[0] + 1]
     del arrays
     gc.collect()
@@ -367,6 +370,18 @@ def test_every_kind_of_view_keeps_the_lease_and_a_copy_does_not(slot, make):
     run_threads(held.clear, 1)  # the last view may die in another thread
     assert list(freed) == [slot]
     assert len(copies) == 3
+
+
+def test_fields_that_are_alike_lie_where_a_writer_put_them():
+    row, others = ((3,), np.dtype("int16")), [((2, 2), np.dtype("float64")), ((0,), np.dtype("uint8"))]
+    for fields in ([row] * 4, [*others, row, row], [row, row, *others, row], [others[1]] * 2, others, []):
+        layout = find_runs(arrange(tuple(fields)))
+        slot, freed = Slot(np.zeros(max(layout.nbytes, 1), np.uint8), None), deque()
+        for number, view in enumerate(slot.views(layout)):
+            view[...] = number
+        leased = lease_views(slot, layout, freed)
+        assert [(one.shape, one.dtype) for one in leased] == fields
+        assert all((one == number).all() for number, one in enumerate(leased))
 
 
 def test_each_lease_of_a_slot_counts_for_itself_also_in_a_cycle(slot):

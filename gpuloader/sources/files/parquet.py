@@ -363,11 +363,9 @@ class Footer(NamedTuple):
 def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
     """Return the row groups of file number `file`, counting only the columns with these names."""
     found = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-    if not found:
-        return []
     # The share of these columns in the first row group stands for all: looking up each column of each group
     # takes as long as decoding small ones.
-    columns = [found[0].column(number) for number in range(found[0].num_columns)]
+    columns = [first.column(number) for first in found[:1] for number in range(first.num_columns)]
     read = [column for column in columns if column.path_in_schema.partition(".")[0] in names]
     whole = max(sum(int(column.total_uncompressed_size) for column in columns), 1)
     stored = sum(int(column.total_compressed_size) for column in read) / whole

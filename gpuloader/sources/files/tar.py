@@ -272,15 +272,13 @@ def take_images(sample: Mapping[str, Any]) -> dict[str, Any]:
     where = f"{sample['__url__']}/{sample['__key__']}"
     for name, value in sample.items():
         stem, _, ending = name.rpartition(".")
-        if name in ("__key__", "__url__"):
-            continue
         if f".{ending}" in EXTENSIONS:
             if (stem := stem or "image") in taken:
                 raise ValueError(f"two members are the image {stem!r}: rename one to NAME.{ending}")
             taken[stem] = Image(value, f"{where}.{name}")
         elif name == "cls":
             taken["label"] = int(value)
-        else:
+        elif name not in ("__key__", "__url__"):
             taken[name] = value
     return taken
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from gpuloader.checks import check_function
 from gpuloader.order.randomness import current_draw, sample_rng
 from gpuloader.sources.array_rows import locate
-from gpuloader.sources.block import each_row, join_samples
+from gpuloader.sources.block import join_samples, number_rows
 from gpuloader.sources.dataset import Dataset
 from gpuloader.sources.images.image import Image
 
@@ -90,7 +90,7 @@ class _Files(Dataset[ImageSample]):
     def __getitem__(self, index: Any) -> Any:
         rows = locate(self, index)
         if not isinstance(rows, int):
-            return join_samples([self[row] for row in each_row(rows)])
+            return join_samples([self[row] for row in number_rows(rows).tolist()])
         image = self._load(os.fsdecode(self._paths[rows]))
         if self.transform is not None:
             image = self.transform(image.to_pillow() if isinstance(image, Image) else image)

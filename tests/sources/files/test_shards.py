@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gpuloader import DataLoader
 from gpuloader.order.randomness import Draw, exchange_draw
 from gpuloader.order.worker_info import WorkerInfo, exchange_worker
-from gpuloader.sources.block import each_row
+from gpuloader.sources.block import number_rows
 from gpuloader.sources.files.parquet import Group
 from gpuloader.sources.files.shards import Reached, ShardDataset, Stream
 from tests.fakes import wait_until
@@ -40,7 +40,7 @@ class Numbers(ShardDataset):
 
     def __iter__(self):
         for [(numbers, rows)] in self._takes(1):
-            yield from [numbers[row] for row in each_row(rows)]
+            yield from [numbers[row] for row in number_rows(rows).tolist()]
 
     def _together(self, order, first):
         return min(self.together, len(order) - first)
@@ -144,7 +144,7 @@ def test_a_pass_resumes_wherever_it_was_left(sizes, buffer, size, together, remo
 
     def take(dataset):
         for held in dataset._takes(size):
-            yield [numbers[row] for numbers, rows in held for row in each_row(rows)]
+            yield [numbers[row] for numbers, rows in held for row in number_rows(rows).tolist()]
 
     with reading(epoch=3):
         whole = list(take(Numbers(sizes, **{**options, "remote": False})))
