@@ -23,7 +23,7 @@ from gpuloader.batches.tree import Branch, Leaf, is_object
 from gpuloader.errors import DecodeError, SampleError, describe_error, unlike_first
 from gpuloader.fields import ragged
 from gpuloader.fields.spec import Array, FeedSpec
-from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, count_rows, first_piece, take_each
+from gpuloader.sources.block import Block, Chunked, PlainObjects, Rows, first_piece, take_each
 from gpuloader.sources.images.regions import Encoded, Region
 from gpuloader.staging import arrange
 
@@ -111,7 +111,7 @@ def _take(pieces: Sequence[tuple[Any, Any]], target: Array) -> None:
     """Write rows of arrays, or of `Chunked` columns of arrays, one after another."""
     start = 0
     for array, rows in pieces:
-        count = count_rows(rows)
+        count = len(array[rows] if isinstance(rows, slice) else rows)
         part = target[start : start + count]
         if isinstance(array, Chunked):
             # Joining the pieces first would copy every row again, and keep a second column in memory.

@@ -24,7 +24,7 @@ from collections import OrderedDict, UserDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice, repeat
+from itertools import repeat
 from operator import is_, itemgetter
 from typing import Any, NamedTuple
 
@@ -405,10 +405,9 @@ class Tree:
         node, rest = self.root if below is None else below, iter(fields)
         if isinstance(node, Leaf):
             return next(rest)
-        if node.of_leaves:
-            values = [*islice(rest, len(node.children))]
-        else:
-            values = [self.build(rest, child) for child in node.children]
+        values: list[Any] = []
+        for child in node.children:
+            values.append(next(rest) if isinstance(child, Leaf) else self.build(rest, child))
         kind = node.kind
         make: Callable[[Any], Any] = kind if node.template is None else node.template.fill
         entries: Any = values

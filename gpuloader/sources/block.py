@@ -69,7 +69,7 @@ class Chunked:
             yield self.piece(number), row
 
     def cut(self, rows: Rows) -> list[tuple[Any, Rows]]:
-        """Return the pieces that consecutive rows lie in, each with its rows; other rows stay as they are."""
+        """Return the pieces that consecutive rows lie in, each with its rows; other rows are numbered."""
         if not isinstance(rows, slice) or rows.step:
             return [(self, number_rows(rows))]
         first, last = np.searchsorted(self._ends, [rows.start, max(rows.stop - 1, rows.start)], side="right")
@@ -100,7 +100,8 @@ class Part:
     dtypes: Mapping[str, np.dtype[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
-        return count_rows(self.rows)
+        rows = self.rows
+        return -((rows.start - rows.stop) // (rows.step or 1)) if isinstance(rows, slice) else len(rows)
 
 
 class Block:
@@ -187,15 +188,6 @@ def number_rows(rows: Rows) -> NDArray[np.int64]:
     array([1, 2])
     """
     return np.arange(rows.start, rows.stop, rows.step) if isinstance(rows, slice) else rows
-
-
-def count_rows(rows: Rows) -> int:
-    """Return how many rows are selected.
-
-    >>> count_rows(slice(1, 8, 2)), count_rows(np.array([2, 0]))
-    (4, 2)
-    """
-    return -((rows.start - rows.stop) // (rows.step or 1)) if isinstance(rows, slice) else len(rows)
 
 
 def _join(pieces: list[tuple[Any, Rows, np.dtype[Any] | None]]) -> Any:

@@ -30,7 +30,7 @@ from gpuloader.order.randomness import current_draw
 from gpuloader.order.samplers import ChunkSampler
 from gpuloader.order.worker_info import own_worker_info
 from gpuloader.sources.array_rows import as_rows
-from gpuloader.sources.block import Block, Part, Rows, SampleFields, count_rows, number_rows, of_arrays
+from gpuloader.sources.block import Block, Part, Rows, SampleFields, number_rows, of_arrays
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files import remote_files
 from gpuloader.sources.files.remote_files import is_remote, named, open_source, persist
@@ -174,7 +174,8 @@ class StoredArrays(ColumnDataset):
         return min(end, len(self))
 
     def _take(self, rows: Rows) -> Block:
-        return Block([Part(self._read_columns(rows), slice(0, count_rows(rows)))])
+        count = rows.stop - rows.start if isinstance(rows, slice) else len(rows)
+        return Block([Part(self._read_columns(rows), slice(0, count))])
 
     def _by_chunks(self, members: IndexArray | None) -> ChunkWindows:
         """Return the dataset, or some of its rows, as a loader with ``shuffle="chunks"`` reads it."""
