@@ -28,7 +28,7 @@ from gpuloader.batches.staged import BatchBuilder, Gaps, Reserve, StagedBatch, b
 from gpuloader.batches.tree import array_columns, array_leaves, object_columns
 from gpuloader.errors import DecodeError, SampleError, caused_by, describe_error
 from gpuloader.fields.convert import IF_IMAGES, IF_IT_VARIES
-from gpuloader.fields.spec import Array, Indices
+from gpuloader.fields.spec import Array, Indices, plain_indices
 from gpuloader.foreign import is_tensor, tensor_over
 from gpuloader.order.randomness import current_draw
 from gpuloader.sources.block import Block
@@ -278,7 +278,7 @@ class Assembler:
             error.problem = error.problem.replace(IF_IT_VARIES, IF_IMAGES)
         if indices is None or error.index is None or error.dataset_index is not None:
             return
-        error.dataset_index = indices[error.index]
+        [error.dataset_index] = plain_indices(indices[error.index : error.index + 1])
         # Chained datasets of different shapes are a common cause, and only their names show which.
         part, first = map(self.source.name_part, (error.dataset_index, indices[0]))
         if part:
@@ -296,11 +296,14 @@ def _listed(samples: Any) -> list[Any]:
 class SampleBatch(BatchBuilder):
     """A batch of a dataset's samples; the classes below define how they get into its slot."""
 
+    takes_arrays = False
+
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         self._assembler = assembler
         self.number = number
-        # Datasets expect Python integers, not NumPy's.
-        self._indices: Sequence[Any] = indices.tolist() if isinstance(indices, np.ndarray) else indices
+        self._indices: Any = indices
+        if not self.takes_arrays and isinstance(indices, np.ndarray):
+            self._indices = indices.tolist()  # datasets expect Python integers, not NumPy's
         self._reserve = reserve
         self.gaps: Gaps | None = None
 
@@ -455,9 +458,13 @@ def _as_it_was(value: Any, first: Any) -> Any:
 class BlockBatch(SampleBatch):
     """Samples of a dataset that keeps them in columns, and hands over blocks of them."""
 
+    takes_arrays = True
+
     def __init__(self, assembler: Assembler, number: int, indices: Indices, reserve: Reserve) -> None:
         super().__init__(assembler, number, indices, reserve)
         self._blocks: dict[int, Block] = {}
+        if assembler.source.own_order is not None:
+            self.nbytes = 0  # one thread at a time reads a window, so one takes the whole batch
 
     def fetch(self, start: int, stop: int) -> None:
         """Take samples `start` to `stop` of the batch."""
@@ -467,7 +474,7 @@ class BlockBatch(SampleBatch):
         try:
             self._blocks[start] = take(indices)
         except Exception as error:
-            asked = reprlib.repr(list(indices))  # abridged to the first few
+            asked = reprlib.repr(plain_indices(indices))  # abridged to the first few
             problem = f"the dataset raised {describe_error(error)} for indices {asked}"
             raise caused_by(error, SampleError(problem)) from error
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import pairwise
+from operator import getitem
 from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
@@ -34,7 +35,7 @@ from gpuloader.sources.block import Block, Part, Rows, SampleFields, number_rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files import remote_files
 from gpuloader.sources.files.remote_files import is_remote, named, open_source, persist
-from gpuloader.system.finalizers import when_dropped
+from gpuloader.system.finalizers import Finalizer, closing_once, when_dropped
 from gpuloader.system.threads import exit_first
 
 # The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store.
@@ -54,8 +55,8 @@ The C library returns blocks above 32 MiB to the system, so each window would be
 TOGETHER_NBYTES = 256 << 10
 """The largest chunks of which Zarr is asked for parts together."""
 
-RAW_NBYTES = 64 << 10
-"""The smallest chunks that HDF5 is asked for one by one."""
+GAP_NBYTES = 16 << 10
+"""Bytes between two wanted rows of a file that are read along: another call would cost more."""
 
 T = TypeVar("T")
 Spans = Sequence[tuple[int, int]]  # of rows: the first, and the one after the last
@@ -214,8 +215,11 @@ class StoredArrays(ColumnDataset):
         rows = number_rows(rows)
         ascending = (rows[1:] > rows[:-1]).all()
         wanted, places = (rows, None) if ascending else np.unique(rows, return_inverse=True)
-        chunks = getattr(array, "chunks", None)
-        runs = wanted // chunks[0] if chunks else wanted - np.arange(len(wanted))
+        chunks, gap = getattr(array, "chunks", None), getattr(array, "gap", 0)
+        if chunks and not gap:
+            runs = wanted // chunks[0]
+        else:
+            runs = np.cumsum(np.diff(wanted, prepend=wanted[:1]) > max(gap, 1))
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
         cuts = list(pairwise([0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(wanted)]))
         spans = [(int(wanted[start]), int(wanted[stop - 1]) + 1) for start, stop in cuts if stop]
@@ -235,7 +239,10 @@ class StoredArrays(ColumnDataset):
 
     def _read(self, name: str, array: Any, start: int, stop: int, out: NDArray[Any] | None = None) -> Any:
         self._check(name, array, start, stop)
-        read = partial(self._slice, name, array, start, stop, out)
+        if isinstance(array, _RawArray):
+            read = partial(array.read, start, stop, out)
+        else:
+            read = partial(getitem, array, slice(start, stop))
         if is_remote(self._url):
             return persist(read, self._url, self._tries)
         try:
@@ -245,10 +252,6 @@ class StoredArrays(ColumnDataset):
         except Exception as error:
             problem = f"cannot read rows {start} to {stop - 1}: {describe_error(error)}"
             raise self._fault(problem, name) from error
-
-    def _slice(self, name: str, array: Any, start: int, stop: int, out: NDArray[Any] | None) -> Any:  # noqa: ARG002
-        """Return rows `start` to `stop`; may write them into `out` and return that, if all of them fit."""
-        return array[start:stop]
 
     def _arrays(self) -> dict[str, Any]:
         """Return the arrays by name, opened by this process."""
@@ -499,41 +502,87 @@ class HDF5Dataset(StoredArrays):
 
     def _choose(self, store: Any) -> dict[str, Any]:
         arrays = super()._choose(store)
-        self._raw = {name: array.chunks[0] for name, array in arrays.items() if _is_raw(array)}
+        h5f = importlib.import_module("h5py.h5f")
+        # What this process is writing may lie in HDF5's memory only.
+        if not hasattr(os, "preadv") or store.id.get_intent() != h5f.ACC_RDONLY:
+            return arrays
+        descriptor = os.open(self._path, os.O_RDONLY)
+        closes = Finalizer(closing_once(descriptor))
+        for name, array in arrays.items():
+            places = _find_chunks(array)
+            if places is not None:
+                arrays[name] = _RawArray(array, places, descriptor, closes)
         return arrays
-
-    def _slice(self, name: str, array: Any, start: int, stop: int, out: NDArray[Any] | None) -> Any:
-        rows = self._raw.get(name, 0)
-        if not rows:
-            return array[start:stop]
-        corner, nbytes, sizes = [0] * (len(array.shape) - 1), rows * _row_nbytes(array), {}
-        for first in range(start - start % rows, stop, rows):
-            size = sizes[first] = array.id.get_chunk_info_by_coord((first, *corner)).size
-            # With another size, HDF5 would read memory that is not the chunk's, or end the program.
-            if size not in (0, nbytes):
-                raise self._fault(f"the chunk of row {first} has {size} bytes, not {nbytes}", name)
-        if start % rows or (out is not None and len(out) < stop - start):
-            return array[start:stop]
-        values = np.empty((stop - start, *array.shape[1:]), array.dtype) if out is None else out
-        for first, size in sizes.items():
-            chunk = values[first - start : first - start + rows]
-            if size and len(chunk) == rows:  # straight from the file, in half of the time that a slice takes
-                array.id.read_direct_chunk((first, *corner), out=chunk.reshape(-1).view(np.uint8))
-            else:  # part of the last chunk, or never written: a slice knows the fill value
-                chunk[...] = array[first : first + len(chunk)]
-        return values
 
     def _close(self, store: Any) -> None:
         store.close()
 
 
-def _is_raw(array: Any) -> bool:
-    """Return whether large chunks of whole rows lie in the file as NumPy has them in memory."""
-    if array.dtype.kind not in "iuf" or not array.chunks or array.chunks[1:] != array.shape[1:]:
-        return False
+def _find_chunks(array: Any) -> IndexArray | None:
+    """Return where in the file each chunk lies, or all rows; None unless they are there as in NumPy's memory.
+
+    0 stands for a chunk that was never written, and -1 minus its size for one of a wrong size.
+    """
     same = importlib.import_module("h5py.h5t").py_create(array.dtype) == array.id.get_type()
-    nbytes = array.chunks[0] * _row_nbytes(array)
-    return bool(same and nbytes >= RAW_NBYTES and not array.id.get_create_plist().get_nfilters())
+    if array.dtype.kind not in "iuf" or not same or not array.size:
+        return None
+    if not array.chunks:
+        # What was never written, lies in other files or among the metadata has no place, or a wrong one.
+        written = not array.external and array.id.get_storage_size() == array.nbytes
+        start = array.id.get_offset() if written else None
+        return None if start is None else np.array([start])
+    rows, *others = array.chunks
+    if tuple(others) != array.shape[1:] or array.id.get_create_plist().get_nfilters():
+        return None
+    places, nbytes = np.zeros(-(-len(array) // rows), np.int64), rows * _row_nbytes(array)
+
+    def note(chunk: Any) -> None:
+        place = chunk.byte_offset if chunk.size == nbytes else -1 - chunk.size
+        places[chunk.chunk_offset[0] // rows] = place
+
+    try:
+        array.id.chunk_iter(note)
+    except Exception:  # HDF5 may find those that are not damaged
+        return None
+    return places
+
+
+class _RawArray:
+    """An array in an HDF5 file whose rows are read from the file itself.
+
+    HDF5 takes up to twice as long, under a lock that stops all other threads that need HDF5.
+    """
+
+    def __init__(self, array: Any, places: IndexArray, descriptor: int, closes: Finalizer) -> None:
+        self.shape, self.dtype, self.chunks = array.shape, array.dtype, array.chunks
+        self._array, self._places, self._descriptor = array, places, descriptor
+        # Not when the store is closed: a thread that reads might meet another file under this descriptor.
+        self._closes = closes
+        self._nbytes, self._rows = _row_nbytes(array), (array.chunks or array.shape)[0]
+        self.gap = max(GAP_NBYTES // self._nbytes, 1)
+
+    def read(self, start: int, stop: int, out: NDArray[Any] | None) -> NDArray[Any]:
+        """Return some rows, in `out` if they are as many."""
+        if out is None or len(out) != stop - start:
+            out = np.empty((stop - start, *self.shape[1:]), self.dtype)
+        rows = self._rows
+        for first in range(start - start % rows, stop, rows):
+            begin, end = max(first, start), min(first + rows, stop)
+            part, place = out[begin - start : end - start], int(self._places[first // rows])
+            if not place:  # HDF5 knows the fill value
+                part[...] = self._array[begin:end]
+                continue
+            if place < 0:
+                size = -1 - place
+                raise ValueError(f"the chunk of row {first} has {size} bytes, not {rows * self._nbytes}")
+            place += (begin - first) * self._nbytes
+            left = part.reshape(-1).view(np.uint8).data
+            while left:  # a call reads at most 2 GiB
+                done = os.preadv(self._descriptor, [left], place)
+                if not done:
+                    raise ValueError(f"the file ends before row {end - 1}")
+                left, place = left[done:], place + done
+        return out
 
 
 @cache

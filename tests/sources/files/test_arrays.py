@@ -346,7 +346,6 @@ def test_rows_of_any_length_and_arrays_without_chunks_are_shuffled_by_chunks(tmp
 )
 def test_hdf5_chunks_have_the_values_that_h5py_reads(tmp_path, dtype, options, monkeypatch):
     h5py = pytest.importorskip("h5py")
-    monkeypatch.setattr(stored_arrays, "RAW_NBYTES", 1)  # read chunks of any size straight from the file
     if dtype.startswith("12 bits"):
         dtype = h5py.h5t.NATIVE_INT16.copy()
         dtype.set_precision(12)
