@@ -506,7 +506,9 @@ class HDF5Dataset(StoredArrays):
         # What this process is writing may lie in HDF5's memory only.
         if not hasattr(os, "preadv") or store.id.get_intent() != h5f.ACC_RDONLY:
             return arrays
-        descriptor = os.open(self._path, os.O_RDONLY)
+        # Not by its path, which may be another file's by now; the copy of a remote file has none.
+        local = not is_remote(self._url)
+        descriptor = os.dup(store.id.get_vfd_handle()) if local else os.open(self._path, os.O_RDONLY)
         closes = Finalizer(closing_once(descriptor))
         for name, array in arrays.items():
             places = _find_chunks(array)

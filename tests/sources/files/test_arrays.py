@@ -370,6 +370,69 @@ def test_hdf5_chunks_have_the_values_that_h5py_reads(tmp_path, dtype, options, m
     dataset.close()
 
 
+def write_layouts(path):
+    """Write ten rows to an HDF5 file in every way in which HDF5 stores them; return what h5py reads."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(path.with_name("other.h5"), "w") as file:
+        file["x"] = np.arange(20).reshape(10, 2)
+    layout = h5py.VirtualLayout((10, 2), "i8")
+    layout[:] = h5py.VirtualSource(path.with_name("other.h5"), "x", (10, 2))
+    compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    compact.set_layout(h5py.h5d.COMPACT)
+    with h5py.File(path, "w", userblock_size=512) as file:
+        file["row"] = np.arange(10)
+        file["big endian"] = np.arange(30, dtype=">f8").reshape(10, 3)
+        file["half"] = np.arange(10, dtype="f2")
+        file["no numbers"] = np.zeros((10, 0))
+        file["complex"] = np.arange(10) * 1j
+        file.create_virtual_dataset("virtual", layout)
+        external = [(str(path.with_name("raw")), 0, 80)]
+        file.create_dataset("external", data=np.arange(10.0), external=external)
+        file.create_dataset("never written", (10, 3), "f4", fillvalue=3)
+        file.create_dataset("larger chunks", data=np.ones((10, 3)), maxshape=(None, 5), chunks=(4, 5))
+        file.create_dataset("part written", (10, 3), "i8", maxshape=(None, 3), chunks=(2, 3))[:7] = 7
+        space = h5py.h5s.create_simple((10,))
+        made = h5py.h5d.create(file.id, b"compact", h5py.h5t.NATIVE_INT16, space, compact)
+        h5py.Dataset(made)[:] = np.arange(10)
+    with h5py.File(path) as file:
+        return {name: array[:] for name, array in file.items()}
+
+
+@pytest.mark.parametrize("shuffle", [False, True, "chunks"])
+def test_hdf5_rows_are_those_that_h5py_reads_however_they_are_stored(tmp_path, shuffle):
+    expected = write_layouts(tmp_path / "a.h5")
+    with closing(HDF5Dataset(tmp_path / "a.h5")) as dataset:
+        batches = list(DataLoader(dataset, places="cpu", batch_size=3, shuffle=shuffle, seed=0))
+    rows = np.concatenate([batch["row"] for batch in batches])
+    assert sorted(rows) == list(range(10))
+    for name, values in expected.items():
+        found = np.concatenate([batch[name] for batch in batches])
+        assert found.dtype == values.dtype.newbyteorder("=")
+        np.testing.assert_array_equal(found, values[rows])
+
+
+def test_hdf5_rows_that_this_process_has_written_but_not_flushed(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.zeros((4, 9)), chunks=(2, 9))
+        with closing(HDF5Dataset(tmp_path / "a.h5")) as dataset:
+            file["x"][1] = 5
+            assert dataset[:]["x"].max(axis=1).tolist() == [0, 5, 0, 0]
+
+
+@pytest.mark.parametrize("chunks", [None, (2, 9)])
+def test_an_hdf5_file_that_is_cut_off_while_it_is_read(tmp_path, chunks):
+    h5py = pytest.importorskip("h5py")
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file.create_dataset("x", data=np.zeros((400, 9)), chunks=chunks)
+    with closing(HDF5Dataset(path)) as dataset:
+        assert dataset[0]["x"].tolist() == [0] * 9
+        os.truncate(path, 3000)
+        with pytest.raises(DataFileError, match=r"rows 399 to 399: .*the file ends before row 399"):
+            dataset[399]
+
+
 @pytest.mark.parametrize("shuffle", [False, "chunks"])
 def test_an_hdf5_chunk_that_claims_another_size_is_an_error(tmp_path, shuffle):
     """HDF5 itself would leave what the memory held before."""
