@@ -502,17 +502,18 @@ class HDF5Dataset(StoredArrays):
 
     def _choose(self, store: Any) -> dict[str, Any]:
         arrays = super()._choose(store)
-        h5f = importlib.import_module("h5py.h5f")
+        h5f, h5o = map(importlib.import_module, ("h5py.h5f", "h5py.h5o"))
         # What this process is writing may lie in HDF5's memory only.
-        if not hasattr(os, "preadv") or store.id.get_intent() != h5f.ACC_RDONLY:
+        is_whole = hasattr(os, "preadv") and store.id.get_intent() == h5f.ACC_RDONLY
+        if not is_whole or store.driver not in ("sec2", "fileobj"):  # the others may use several files
             return arrays
         # Not by its path, which may be another file's by now; the copy of a remote file has none.
-        local = not is_remote(self._url)
+        local = store.driver == "sec2"
         descriptor = os.dup(store.id.get_vfd_handle()) if local else os.open(self._path, os.O_RDONLY)
-        closes = Finalizer(closing_once(descriptor))
+        closes, file = Finalizer(closing_once(descriptor)), h5o.get_info(store.id).fileno
         for name, array in arrays.items():
-            places = _find_chunks(array)
-            if places is not None:
+            linked = h5o.get_info(array.id).fileno != file  # from another file
+            if not linked and (places := _find_chunks(array)) is not None:
                 arrays[name] = _RawArray(array, places, descriptor, closes)
         return arrays
 

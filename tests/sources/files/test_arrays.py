@@ -386,6 +386,7 @@ def write_layouts(path):
         file["no numbers"] = np.zeros((10, 0))
         file["complex"] = np.arange(10) * 1j
         file.create_virtual_dataset("virtual", layout)
+        file["linked"] = h5py.ExternalLink("other.h5", "x")
         external = [(str(path.with_name("raw")), 0, 80)]
         file.create_dataset("external", data=np.arange(10.0), external=external)
         file.create_dataset("never written", (10, 3), "f4", fillvalue=3)
