@@ -435,9 +435,9 @@ class Subset(Dataset[S]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
 
         def read(indices: Sequence[int]) -> Block:
-            rows, found = array_rows.as_rows(self, indices, len(self)), self.indices
+            rows, found = number_rows(array_rows.as_rows(self, indices, len(self))), self.indices
             at_once = isinstance(found, np.ndarray)  # one by one, 256 may take longer than to read them
-            block: Block = take(found[rows] if at_once else [self._at(row) for row in each_row(rows)])
+            block: Block = take(found[rows] if at_once else [self._at(row) for row in rows.tolist()])
             return block
 
         return read
