@@ -103,17 +103,17 @@ def is_torch_generator(value: object) -> TypeGuard[torch.Generator]:
 def name_table(value: object) -> str:
     """Return whether a value is a 'frame', a dict of 'columns', or a 'series' of pandas; empty for others.
 
-    Frames are the data frames of pandas and Polars, Arrow tables and lists of them, and objects that read
-    these from files. The keys of a dict of columns are all strings.
+    Frames are the data frames of pandas and Polars, Arrow tables, lists of these, and objects that read these
+    from files. So are single columns of Arrow, which no loader reads: their rows are objects of Arrow. The
+    keys of a dict of columns are all strings.
 
     >>> name_table({"a": [1, 2]}), name_table({0: "first sample"}), name_table({})
     ('columns', '', '')
     """
-    if isinstance(value, find_classes("DataFrame", modules=("pandas", "polars"))) or how_to_read(value):
-        return FRAME
     # Only for a plain list: the `__getitem__` of a subclass may read a sample.
     one = value[0] if type(value) is list and value else value
-    if is_instance(one, "pyarrow", "Table", "RecordBatch"):
+    kinds = find_classes("DataFrame", "Table", "RecordBatch", modules=("pandas", "polars", "pyarrow"))
+    if isinstance(one, kinds) or is_instance(value, "pyarrow", "Array", "ChunkedArray") or how_to_read(value):
         return FRAME
     # A dict with numbers as keys is a dataset by index, not a table, and so is a TensorDict.
     reads_rows = hasattr(value, "__getitems__")

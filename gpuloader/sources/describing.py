@@ -274,7 +274,8 @@ def _adapt(value: Any, by_key: bool, encoded: bool, reads: Reads) -> Any:
 
         value = keep_encoded(value) if encoded else value
         return adapt_stream(value, reads) if streams else adapt_dataset(value, reads)
-    found = foreign.name_table(value)
+    # To a collate_fn of PyTorch, each table of a list is a sample.
+    found = "" if type(value) is list and reads == "rows" and not encoded else foreign.name_table(value)
     if found == foreign.SERIES:
         return value if by_key else value.array  # an array is read by position, not by label
     if found == foreign.COLUMNS and by_key:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,12 +95,7 @@ def read_columns(table: Any) -> tuple[dict[str, Column], int]:
 
 def _list_columns(table: Any) -> Iterable[tuple[object, Any]]:
     if isinstance(table, list) and name_table(table):
-        import pyarrow as pa
-
-        try:
-            table = pa.concat_tables([pa.table(one) for one in table])
-        except (pa.ArrowInvalid, TypeError) as error:
-            raise ValueError(f"a list of Arrow tables must hold tables of one schema: {error}") from error
+        table = _join(table)
     if is_instance(table, "pyarrow", "Table", "RecordBatch"):
         return zip(table.schema.names, table.columns, strict=True)
     if is_instance(table, "polars", "DataFrame"):
@@ -109,9 +105,26 @@ def _list_columns(table: Any) -> Iterable[tuple[object, Any]]:
     if isinstance(table, Mapping):
         return table.items()
     raise TypeError(
-        "a table must be a data frame of pandas or Polars, a table of Arrow or a list of them, or a dict of "
-        f"columns, got {type(table).__name__}"
+        "a table must be a data frame of pandas or Polars, a table of Arrow, a list of these, or a dict of "
+        f"columns, got {type(table).__name__}; pass a column as {{'name': column}}"
     )
+
+
+def _join(tables: list[Any]) -> Any:
+    """Return the rows of tables that follow one another; raise `ValueError` if their schemas differ."""
+    module = "pandas" if is_instance(tables[0], "pandas", "DataFrame") else "polars"
+    try:
+        if not is_instance(tables[0], module, "DataFrame"):
+            import pyarrow as pa
+
+            return pa.concat_tables([pa.table(one) for one in tables])
+        # pandas would fill columns that a frame lacks with NaN, and round whole numbers next to floats.
+        schemas = [[*zip(one.columns, one.dtypes, strict=True)] for one in tables]
+        if odd := [one for one in schemas if one != schemas[0]]:
+            raise TypeError(f"{schemas[0]} and {odd[0]}")
+        return sys.modules[module].concat(tables)
+    except (AttributeError, TypeError, ValueError) as error:  # Arrow's errors, too, are ValueErrors
+        raise ValueError(f"a list of tables must hold tables of one schema: {error}") from error
 
 
 def _read(values: Any, name: str) -> tuple[Column, int]:
@@ -253,9 +266,10 @@ class TableDataset(ColumnDataset):
     Parameters
     ----------
     table : pandas.DataFrame, polars.DataFrame, pyarrow.Table, list or mapping
-        The table. A mapping has one array, list, tensor or series per column. A list has Arrow tables or
-        record batches, whose rows follow one another. Numbers are not copied, except booleans of Arrow and
-        Polars, columns that are not contiguous, and nested Python lists.
+        The table. A mapping has one array, list, tensor or series per column. A list has data frames of one
+        library, or Arrow tables or record batches, whose rows follow one another. Numbers are not copied,
+        except booleans of Arrow and Polars, columns that are not contiguous, lists of data frames of pandas,
+        and nested Python lists.
 
     Raises
     ------

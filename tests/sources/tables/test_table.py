@@ -462,8 +462,37 @@ def test_a_list_of_arrow_tables_is_one_table(split):
 @pytest.mark.parametrize("other", [lambda pa: pa.table({"y": [1]}), lambda pa: 3])
 def test_a_list_of_other_arrow_tables_is_refused(other):
     tables = [arrow_table(), other(pytest.importorskip("pyarrow"))]
-    with pytest.raises(ValueError, match="a list of Arrow tables must hold tables of one schema"):
+    with pytest.raises(ValueError, match="a list of tables must hold tables of one schema"):
         TableDataset(tables)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_a_list_of_data_frames_is_one_table(library):
+    frame = pytest.importorskip(library).DataFrame
+    frames = [frame({"id": [1, WIDE], "x": [0.5, 1.5]}), frame({"id": [3], "x": [2.5]})]
+    batches = list(DataLoader(frames, places="cpu", batch_size=2))
+    assert [batch["id"].tolist() for batch in batches] == [[1, WIDE], [3]]
+    assert [batch["x"].tolist() for batch in batches] == [[0.5, 1.5], [2.5]]
+    for other in (frame({"x": [0.5], "id": [1]}), frame({"id": [0.5], "x": [0.5]}), frame({}), 3):
+        with pytest.raises(ValueError, match="a list of tables must hold tables of one schema"):
+            DataLoader([*frames, other], places="cpu")
+
+
+def test_a_collate_fn_of_pytorch_receives_the_tables_of_a_list():
+    pytest.importorskip("torch")
+    from gpuloader.torch import DataLoader as TorchLoader
+
+    frame = pytest.importorskip("pandas").DataFrame({"id": [1, WIDE]})
+    [batch] = TorchLoader([frame, frame], batch_size=2, collate_fn=list)
+    assert all(one.equals(frame) for one in batch)
+
+
+@pytest.mark.parametrize("kind", ["array", "chunked_array"])
+def test_a_bare_column_of_arrow_is_refused(kind):
+    column = getattr(pytest.importorskip("pyarrow"), kind)([[1, WIDE]])
+    advice = rf"got {type(column).__name__}; pass a column as \{{'name': column\}}"
+    with pytest.raises(TypeError, match=advice):
+        DataLoader(column, places="cpu")
 
 
 def test_a_table_is_not_one_sample_and_not_a_column():
