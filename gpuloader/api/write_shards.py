@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
 import tarfile
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -19,7 +21,7 @@ from gpuloader.checks import check_count, check_word
 from gpuloader.errors import import_package
 from gpuloader.sources.dataset import IterableDataset, is_iterable
 from gpuloader.sources.describing import describe
-from gpuloader.sources.files.remote_files import named
+from gpuloader.sources.files.remote_files import as_folder, named
 from gpuloader.sources.files.shards import ShardDataset
 from gpuloader.sources.files.stored_samples import to_fields, to_members, to_table
 from gpuloader.system.platforms import locked, replacing
@@ -59,11 +61,12 @@ def write_shards(
         Anything that a loader takes. A sample is a dict, or a tuple whose fields are named by their
         positions.
     folder : path
-        The folder, which is created if it does not exist. Only one process at a time may write into it.
+        The local folder, which is created if it does not exist. Only one process at a time may write into it.
     rows : int or None
         The most samples per file; a file that reaches `size` first has fewer.
     size : int
-        The bytes that fill a file: of a tar file, or of a Parquet file's rows before they are compressed.
+        The bytes that fill a file: of a tar file, or of a Parquet file's rows before they are compressed. A
+        file ends with the sample that reaches them.
     format : str
         'parquet' stores numbers, text, bytes and arrays as columns, and an encoded image as its bytes; arrays
         of several shapes become nested lists. 'tar' stores members like webdataset: images as they are, the
@@ -87,8 +90,8 @@ def write_shards(
         A sample cannot be read, or the format cannot hold a value or the name of a field of it. Or samples
         that a worker encodes together differ in their fields or types.
     SourceError
-        The folder cannot be created. Or a file cannot be written, for example because the disk is full; the
-        message names it. Nothing of it is left, and the same call continues there.
+        The folder is a URL, or cannot be created. Or a file cannot be written, for example because the disk
+        is full; the message names it. Nothing of it is left, and the same call continues there.
     MissingPackage
         The format is Parquet, and pyarrow is not installed.
 
@@ -106,6 +109,7 @@ def write_shards(
     >>> folder.cleanup()
     """
     check_word("format", format, tuple(_SHARDS))
+    target = as_folder(folder)
     limits: dict[str, Any] = {
         "format": format,
         "size": check_count("size", size),
@@ -126,7 +130,6 @@ def write_shards(
             "IterableDataset whose workers divide its samples (see get_worker_info)"
         )
     convert, shard_kind = _SHARDS[format]
-    target = Path(folder)
     loader = DataLoader(
         (_EncodedStream if source.iterable else _Encoded)(source.dataset),
         places="cpu",
@@ -166,9 +169,10 @@ def _write_rest(
 
     def finish(state: Any, taken: int) -> None:
         """Close the shard, and note at which sample of which batch the next one begins."""
-        nonlocal shard
+        nonlocal shard, total
         shard.finish()
         opened.close()
+        total += shard.count
         shards.append({"file": path.name, "samples": shard.count})
         try:
             json.dumps(state)
@@ -191,14 +195,12 @@ def _write_rest(
                         shard = shard_kind(opened.enter_context(replacing(path)), first, total)
                         opened.callback(_leave, shard)
                     stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
-                    shard.write(samples[at:stop])
-                    total += stop - at
-                    at = stop
+                    at += shard.write(samples[at:stop], index["size"])
                     if shard.count == rows or shard.nbytes >= index["size"]:
                         finish(state, at)
             state = loader.state_dict()
             if progress is not None:
-                progress(total)
+                progress(total + (shard.count if shard else 0))
         with named(str(path), _FAILED):
             if shard is not None:
                 finish(None, 0)
@@ -269,8 +271,8 @@ class _ParquetShard:
         with suppress(FileNotFoundError):
             self._schema = parquet.read_schema(first)
 
-    def write(self, table: Any) -> None:
-        """Add rows."""
+    def write(self, table: Any, size: int) -> int:
+        """Add rows until they have `size` bytes; return their number."""
         import pyarrow as pa
 
         known, new = self._schema or table.schema, table.schema
@@ -290,11 +292,16 @@ class _ParquetShard:
                 "field one type and shape"
             ) from error
         self._schema = known
-        self._held.append(fitting)
-        self.count += len(table)
-        self.nbytes += fitting.nbytes
+        # A slice counts its own rows. At least one is added, and at most all of them.
+        count = (
+            bisect_left(range(1, len(table)), size - self.nbytes, key=lambda rows: fitting[:rows].nbytes) + 1
+        )
+        self._held.append(fitting[:count])
+        self.count += count
+        self.nbytes += self._held[-1].nbytes
         if sum(one.nbytes for one in self._held) >= GROUP_NBYTES:
             self._write_group()
+        return count
 
     def finish(self) -> None:
         """Write the buffered rows and the footer."""
@@ -337,15 +344,17 @@ class _TarShard:
         self._file, self._total = file, total
         self._tar = tarfile.open(fileobj=file, mode="w")  # noqa: SIM115 - closed by `finish`
 
-    def write(self, samples: Sequence[dict[str, bytes]]) -> None:
-        """Add samples."""
-        for members in samples:
+    def write(self, samples: Sequence[dict[str, bytes]], size: int) -> int:
+        """Add samples until the file has `size` bytes; return their number."""
+        count = self.count
+        for members in itertools.takewhile(lambda _: self.nbytes < size, samples):
             for ending, data in members.items():
                 member = tarfile.TarInfo(f"{self._total + self.count:09}.{ending}")
                 member.size = len(data)
                 self._tar.addfile(member, io.BytesIO(data))
             self.count += 1
-        self.nbytes = self._file.tell()
+            self.nbytes = self._file.tell()
+        return self.count - count
 
     def finish(self) -> None:
         """Write the end of the file."""

@@ -14,7 +14,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     source = "a folder of images by class, a CSV, JSON Lines, Parquet or tar file, or hf:NAME[:SPLIT]"
     add = parser.add_argument
     add("source", help=source)
-    add("folder", type=Path, help="where the shards go")
+    add("folder", help="where the shards go, a local folder")
     add("--format", choices=("parquet", "tar"), default="parquet", help="of the shards")
     add("--rows", type=parse_count, metavar="N", help="samples per shard")
     add("--size", type=parse_count, default=64, metavar="MIB", help="of a shard; 64 by default")
@@ -27,11 +27,13 @@ def run(options: argparse.Namespace) -> int:
     After an interruption, the same command continues after the last complete shard.
     """
     from gpuloader.api.write_shards import write_shards
+    from gpuloader.sources.files.remote_files import as_folder
 
     try:
+        folder = as_folder(options.folder)  # before a dataset is downloaded
         paths = write_shards(
             open_source(options.source),
-            options.folder,
+            folder,
             rows=options.rows,
             size=options.size << 20,
             format=options.format,
@@ -42,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
         show_status("")
         fail(error)
     show_status("")
-    print(f"{len(paths)} {'shard' if len(paths) == 1 else 'shards'} in {options.folder}")
+    print(f"{len(paths)} {'shard' if len(paths) == 1 else 'shards'} in {folder}")
     return 0
 
 

@@ -1,9 +1,11 @@
 """Writing shards: what is read back, that files are whole, and how an interrupted call goes on."""
 
 import errno
+import io
 import json
 import os
 import signal
+import tarfile
 from datetime import UTC, date, datetime
 from functools import partial
 from pathlib import Path
@@ -131,7 +133,57 @@ def test_images_stay_encoded(tmp_path, workers):
 def test_a_shard_ends_at_its_size(tmp_path):
     sizes = [len(data) for data in contents_of(write_shards(Samples(), tmp_path, size=50_000, format="tar"))]
     assert len(sizes) > 3
-    assert all(50_000 <= size < 50_000 + 64 * 8_000 for size in sizes[:-1])
+    assert all(50_000 <= size < 50_000 + 8_000 + tarfile.RECORDSIZE for size in sizes[:-1])
+
+
+LARGE = [{"x": np.full(200_000, number, np.uint8)} for number in range(70)]
+
+
+@WORKERS
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_a_file_of_large_samples_ends_with_the_sample_that_fills_it(tmp_path, form, workers):
+    paths = write_shards(LARGE, tmp_path / "out", size=1 << 20, format=form, **workers)
+    index = json.loads((tmp_path / "out" / "index.json").read_bytes())
+    assert [shard["samples"] for shard in index["shards"]] == [6] * 11 + [4]
+    assert contents_of(paths) == contents_of(write_shards(LARGE, tmp_path / "b", size=1 << 20, format=form))
+    assert read_numbers(tmp_path / "out", form) == list(range(70))
+
+
+def read_numbers(folder, form):
+    rows = ParquetDataset(folder) if form == "parquet" else TarDataset(folder)
+    arrays = (row["x"] if form == "parquet" else np.load(io.BytesIO(row["x.npy"])) for row in rows)
+    return [int(array[0]) for array in arrays]
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_files_that_are_larger_than_size_are_continued(tmp_path, form):
+    samples = Failing(70, fails=65)
+    with pytest.raises(SampleError, match="broken"):  # within the second file of 30 samples
+        write_shards(samples, tmp_path, rows=30, size=1 << 30, format=form)
+    index = json.loads((tmp_path / "index.json").read_bytes())
+    index["size"] = 1 << 20  # releases that write 64 samples at a time leave such files
+    (tmp_path / "index.json").write_text(json.dumps(index))
+    samples.fails = None
+    write_shards(samples, tmp_path, rows=30, size=1 << 20, format=form)
+    index = json.loads((tmp_path / "index.json").read_bytes())
+    assert [shard["samples"] for shard in index["shards"]] == [30, 30, 6, 4]
+    assert read_numbers(tmp_path, form) == list(range(70))
+
+
+class Failing(Samples):
+    def __getitem__(self, index):
+        return super().__getitem__(index) and LARGE[index]
+
+
+@pytest.mark.parametrize("form", ["parquet", "tar"])
+def test_a_url_is_refused_before_anything_is_written(tmp_path, monkeypatch, form):
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3://bucket/x", "memory://x"):
+        with pytest.raises(SourceError, match=f"{url}: is not a local folder; write into one, then upload"):
+            write_shards([1], url, format=form)
+    assert list(tmp_path.iterdir()) == []
+    [path] = write_shards([1], f"file://{tmp_path}/out", format=form)
+    assert Path(path).parent == tmp_path / "out"
 
 
 def contents_of(paths):

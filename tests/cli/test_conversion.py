@@ -43,6 +43,9 @@ def test_mistakes_are_one_line(tmp_path):
     shown = invoke("convert", str(tmp_path), str(tmp_path / "out"), "--workers", "-1")
     assert (shown.exit_code, shown.stderr) == (2, "argument --workers: must be 0 or more, got '-1'\n")
     assert not (tmp_path / "out").exists()
+    shown = invoke("convert", "hf:digits", "s3://bucket/x")  # before a dataset is downloaded
+    told = "s3://bucket/x: is not a local folder; write into one, then upload its files\n"
+    assert (shown.exit_code, shown.stderr) == (2, told)
 
 
 def test_a_missing_package_is_named_with_what_installs_it(tmp_path, monkeypatch):

@@ -142,6 +142,13 @@ def as_url(name: str | os.PathLike[str]) -> str:
     return os.fspath(name).removeprefix("file://")
 
 
+def as_folder(name: str | os.PathLike[str]) -> Path:
+    """Return the path of a folder to write into; raise `SourceError` for a URL."""
+    if is_remote(url := as_url(name)):  # a Path would take it for a local folder of this name
+        raise SourceError("is not a local folder; write into one, then upload its files", url=url)
+    return Path(url)
+
+
 def as_urls(names: object) -> list[str]:
     """Return one path or URL, or a list of them, as a list of strings.
 
