@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
 
 from gpuloader.batches.items import BatchSpec, ItemState
 from gpuloader.batches.staged import StagedBatch
@@ -103,6 +104,8 @@ class WorkerSetup:
     ranks: tuple[int, int] | None  # rank and world size; None if asking for them raises an error
     cores: Cores = frozenset()  # the cores on which it runs; empty: any
     depth: int = 1  # how deeply worker processes are nested in worker processes
+    # The options that the program has given to fsspec, which a process that is not forked would lack.
+    fsspec: Any = field(default_factory=lambda: getattr(sys.modules.get("fsspec.config"), "conf", {}))
 
     @property
     def salt(self) -> tuple[int, ...]:

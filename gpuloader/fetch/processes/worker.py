@@ -10,6 +10,7 @@ import sys
 from array import array
 from collections import deque
 from dataclasses import replace
+from importlib import import_module
 from time import perf_counter_ns
 from typing import Any
 
@@ -72,6 +73,8 @@ class _Worker:
             cores.bind(self._setup.cores)
             enter_depth(self._setup.depth)
             limit_threads()
+            if self._setup.fsspec:
+                import_module("fsspec.config").conf.update(self._setup.fsspec)
             # NumPy imports its global generator on first use. Done here, an error in that import belongs to
             # the start and not to a sample.
             import numpy.random  # noqa: F401

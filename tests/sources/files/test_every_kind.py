@@ -31,6 +31,18 @@ def kind(request, tmp_path, remote):
     return kind, f"a.{request.param}"
 
 
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_workers_have_the_options_of_fsspec_that_the_program_has_set(tmp_path, kind, method, monkeypatch):
+    import fsspec
+
+    kind, name = kind
+    monkeypatch.setitem(fsspec.config.conf, "http", OPTIONS["storage_options"])
+    with serve(tmp_path, token=TOKEN) as served:
+        loader = DataLoader(kind(f"{served.url}/{name}"), places="cpu", num_workers=1, start_method=method)
+        assert numbers_of(loader) == list(range(ROWS))
+        del loader
+
+
 SHUFFLED = {"shuffle": True, "shuffle_buffer": 30}
 
 
