@@ -283,11 +283,21 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
     while True:
         with suppress(FileNotFoundError):
             file = path.open("rb")
-            os.utime(file.fileno())  # the least recently used files are removed first
-            return file
+            size = _note_of(path)
+            # Earlier releases note no size.
+            if not size.exists() or size.read_text() == str(os.fstat(file.fileno()).st_size):
+                os.utime(file.fileno())  # the least recently used files are removed first
+                return file
+            file.close()
+            path.unlink(missing_ok=True)  # it was cut
         with locked(folder / f".lock-{int(name, 16) % _LOCKS}"):
             if not path.exists():
                 _fetch(url, path, tries)
+
+
+def _note_of(path: Path) -> Path:
+    """Return the path of the file that notes the size of a cached file."""
+    return path.with_name(f".{path.stem}.size")
 
 
 def _fetch(url: str, path: Path, tries: Tries) -> None:
@@ -305,6 +315,7 @@ def _fetch(url: str, path: Path, tries: Tries) -> None:
                 target.write(piece)
             if source.checksum not in (None, base64.b64encode(digest.digest()).decode()):
                 raise SourceError("arrived with an MD5 checksum that differs from the store's", url=url)
+            _note_of(path).write_text(str(size))
     _make_room(path.parent, tries.cache_size)  # again, because others fetch files at the same time
 
 
@@ -321,6 +332,7 @@ def _make_room(folder: Path, nbytes: float) -> None:
             if held <= nbytes:
                 break
             path.unlink(missing_ok=True)
+            _note_of(path).unlink(missing_ok=True)
             held -= size
 
 

@@ -68,6 +68,7 @@ def test_files_used_longest_ago_make_room(tmp_path, three):
         before = three.requests
         assert read(f"{three.url}/{name}", cache, 250_000) == name.encode() * 100_000
         assert sum(path.stat().st_size for path in cached(cache)) <= 250_000
+        assert {note.stem[1:] for note in cache.glob(".*.size")} == {one.stem for one in cached(cache)}
         time.sleep(0.01)  # for the times of use to differ
         return three.requests - before
 
@@ -106,6 +107,25 @@ def test_a_file_that_is_removed_while_it_is_read_is_read_to_its_end(tmp_path, th
         assert read(f"{three.url}/b", cache, 100_000)[:1] == b"b"
         assert len(cached(cache)) == 1
         assert file.read() == b"a" * 100_000
+
+
+@pytest.mark.parametrize("left", [0, 50_000, 200_000])
+def test_a_file_whose_size_has_changed_on_the_disk_is_fetched_again(tmp_path, three, left):
+    cache = tmp_path / "cache"
+    for requests in (1, 2, 2):
+        assert read(f"{three.url}/a", cache) == b"a" * 100_000
+        assert three.requests == requests
+        if requests == 1:
+            os.truncate(cached(cache)[0], left)
+
+
+def test_a_file_of_a_release_that_notes_no_sizes_is_read(tmp_path, three):
+    cache = tmp_path / "cache"
+    read(f"{three.url}/a", cache)
+    [note] = cache.glob(".*.size")
+    note.unlink()
+    assert read(f"{three.url}/a", cache) == b"a" * 100_000
+    assert three.requests == 1
 
 
 def test_a_file_larger_than_the_cache_and_bad_options_are_errors(tmp_path, three):
