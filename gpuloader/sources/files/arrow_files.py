@@ -16,11 +16,12 @@ from gpuloader.sources.files.table_shards import CHANGED, TableShards
 _MOST_READERS, _MOST_ENDS = 16, 128
 """Files to keep open during a pass, and ends of remote files to keep, which hold their footers."""
 
-_STREAM = b"\xff\xff\xff\xff"  # with which Arrow's format of streams begins, but not that of files
-_IS_STREAM = (
-    "the file has Arrow's format of streams; read it with pyarrow.ipc.open_stream, or "
-    "datasets.load_from_disk if Hugging Face wrote it, and pass the loader that"
-)
+_OTHERS = {
+    b"\xff\xff\xff\xff": "Arrow's format of streams; read it with pyarrow.ipc.open_stream, or "
+    "datasets.load_from_disk if Hugging Face wrote it, and pass the loader that",
+    b"FEA1": "the format of Feather's version 1; read it with pyarrow.feather.read_table, and write it again",
+}
+"""What files of other formats are, and how to read them, by their first bytes."""
 
 
 @dataclass(eq=False, repr=False)
@@ -37,7 +38,7 @@ class ArrowDataset(TableShards):
     ----------
     urls : path, URL, or list of them
         The files, all with the same columns. A pattern such as ``data/*.feather`` stands for the files that
-        match, in order of their names, and a folder for those that end in ``.arrow``.
+        match, in order of their names, and a folder for those that end in ``.arrow`` or ``.feather``.
     columns, schema, filters, fill, map
         As for `ParquetDataset`; `filters` names columns that are in the files.
     shuffle, shuffle_buffer, seed, attempts, timeout, storage_options, cache_dir, cache_size
@@ -65,7 +66,7 @@ class ArrowDataset(TableShards):
     [[0, 1, 2], [3, 4]]
     """
 
-    _pattern = "*.arrow"
+    _pattern = "*.arrow *.feather"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,8 +150,8 @@ class ArrowDataset(TableShards):
                 self._close_if_unused()
             except ArrowException as error:
                 with open_source(url, self._tries) as again:
-                    if again.read(len(_STREAM)) == _STREAM:
-                        raise DataFileError(_IS_STREAM, file=url) from error
+                    if told := _OTHERS.get(again.read(4)):
+                        raise DataFileError(f"the file has {told}", file=url) from error
                 raise
             finally:
                 if source is not None:

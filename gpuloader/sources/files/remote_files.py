@@ -174,9 +174,9 @@ def as_urls(names: object) -> list[str]:
 def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
     """Return the files that paths and URLs stand for; some of them may be folders or glob patterns.
 
-    A folder stands for all files in it and in its subfolders that match `pattern`, in order of their names. A
-    remote folder ends with a slash. Only the asterisk makes a URL a pattern, because others may hold question
-    marks.
+    A folder stands for all files in it and in its subfolders that match one of the patterns, which spaces
+    separate, in order of their names. A remote folder ends with a slash. Only the asterisk makes a URL a
+    pattern, because others may hold question marks.
 
     Raises
     ------
@@ -187,7 +187,7 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
     for url in urls:
         if is_remote(url):
             is_pattern = "*" in url or url.endswith("/")
-            asked = f"{url}**/{pattern}" if url.endswith("/") else url
+            asked = [f"{url}**/{one}" for one in pattern.split()] if url.endswith("/") else [url]
             named = [url]
             if is_pattern:
                 fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
@@ -195,20 +195,23 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
         else:
             is_folder = Path(url).is_dir()
             is_pattern = is_folder or (glob.has_magic(url) and not Path(url).exists())
-            asked = str(Path(glob.escape(url), "**", pattern)) if is_folder else url
+            asked = (
+                [str(Path(glob.escape(url), "**", one)) for one in pattern.split()] if is_folder else [url]
+            )
             # `Path.glob` does not accept absolute patterns.
-            named = sorted(glob.glob(asked, recursive=True)) if is_pattern else [url]  # noqa: PTH207
+            matches = (one for name in asked for one in glob.glob(name, recursive=True))  # noqa: PTH207
+            named = sorted(matches) if is_pattern else [url]
             if is_folder:  # of its folders, some may be named like files, as Spark names its tables
                 named = [one for one in named if not Path(one).is_dir()]
         if not named:
-            raise SourceError(f"no file matches {asked}", url=url)
+            raise SourceError(f"no file matches {' or '.join(asked)}", url=url)
         found += named
     return found
 
 
-def _list_remote(fsspec: Any, pattern: str, tries: Tries) -> list[str]:
-    system, path = _find_system(fsspec, pattern, tries)
-    return sorted(map(system.unstrip_protocol, system.glob(path)))
+def _list_remote(fsspec: Any, patterns: Sequence[str], tries: Tries) -> list[str]:
+    found = [_find_system(fsspec, one, tries) for one in patterns]
+    return sorted(system.unstrip_protocol(one) for system, path in found for one in system.glob(path))
 
 
 def check_names(what: str, names: Sequence[str]) -> list[str]:

@@ -128,6 +128,28 @@ def test_a_file_of_arrows_format_of_streams_is_told_from_a_damaged_one(tmp_path,
         ArrowDataset(tmp_path / "a.arrow")
 
 
+def test_the_first_version_of_feather_is_told_from_a_damaged_file(tmp_path):
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(60))
+    with pytest.raises(DataFileError, match=r"has the format of Feather's version 1; .* write it again"):
+        ArrowDataset(tmp_path / "a.feather")
+
+
+@pytest.mark.usefixtures("remote")
+def test_a_folder_of_arrow_files_may_have_the_endings_of_both_names(tmp_path, table):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    for number, ending in enumerate(("feather", "arrow", "csv")):
+        feather.write_feather(table[10 * number : 10 * number + 10], tmp_path / f"{number}.{ending}")
+        memory.pipe(f"/arrows/{number}.{ending}", (tmp_path / f"{number}.{ending}").read_bytes())
+    try:
+        for folder in (tmp_path, "memory://arrows/"):
+            assert joined(read(ArrowDataset(folder, ["row"])), "row") == list(range(20))
+    finally:
+        memory.rm("/arrows", recursive=True)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SourceError, match=r"no file matches .*\*\.arrow or .*\*\.feather"):
+        ArrowDataset(tmp_path / "empty")
+
+
 @KINDS
 def test_a_filtered_dataset_resumes(tmp_path, table, kind, write):
     write(table, tmp_path / "a")
