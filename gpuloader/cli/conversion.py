@@ -11,7 +11,10 @@ from gpuloader.cli import fail, parse_count, show_status
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    source = "a folder of images by class, a CSV, JSON Lines, Parquet or tar file, or hf:NAME[:SPLIT]"
+    source = (
+        "a folder of images, by class or not, a folder that Hugging Face saved, hf:NAME[:SPLIT], or a CSV, "
+    )
+    source += "JSON Lines, Parquet, Arrow or tar file"
     add = parser.add_argument
     add("source", help=source)
     add("folder", help="where the shards go, a local folder")
@@ -51,20 +54,30 @@ def run(options: argparse.Namespace) -> int:
 def open_source(source: str) -> Any:
     """Return the dataset that the command line names."""
     import gpuloader
+    from gpuloader.cli.preview import Annotated
+    from gpuloader.sources.images.folder import EXTENSIONS
 
-    if source.startswith("hf:"):
+    folder = Path(source)
+    is_saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
+    if source.startswith("hf:") or is_saved:
         datasets = gpuloader.errors.import_package("datasets", f"reading {source}", "")
+        if is_saved:
+            return datasets.load_from_disk(source)
         name, _, split = source.removeprefix("hf:").partition(":")
         return datasets.load_dataset(name, split=split or "train")
-    if Path(source).is_dir():
-        return gpuloader.ImageFolder(source)
-    kinds = {
-        ".csv": gpuloader.CSVDataset,
-        ".json": gpuloader.JSONLDataset,
-        ".parquet": gpuloader.ParquetDataset,
+    if folder.is_dir():
+        found = sorted(folder.iterdir())
+        images = [path for path in found if path.suffix.lower() in EXTENSIONS]
+        is_flat = images and not any(map(Path.is_dir, found))
+        return Annotated(folder, images, {}, None) if is_flat else gpuloader.ImageFolder(source)
+    kinds: dict[str, Any] = {".csv": gpuloader.CSVDataset, ".json": gpuloader.JSONLDataset}
+    kinds |= {".ndjson": gpuloader.JSONLDataset, ".parquet": gpuloader.ParquetDataset}
+    kinds |= {
         ".tar": gpuloader.TarDataset,
+        ".arrow": gpuloader.ArrowDataset,
+        ".feather": gpuloader.ArrowDataset,
     }
-    kind = next((kind for ending, kind in kinds.items() if ending in Path(source).name), None)
+    kind = next((kind for ending, kind in kinds.items() if ending in folder.name), None)
     if kind is None:
         fail(f"{source}: expected a folder of images, a file named {', '.join(kinds)}, or hf:NAME")
     return kind(source)

@@ -19,8 +19,48 @@ def test_pictures_become_tar_shards(tmp_path):
     assert [sample["label"] for sample in TarDataset(out, "image")] == [0] * 4 + [1] * 4
 
 
+def test_pictures_without_folders_of_classes_become_shards_without_labels(tmp_path):
+    pytest.importorskip("PIL")
+    write_folder(tmp_path / "photos")
+    folder, out = next(path for path in (tmp_path / "photos").iterdir() if path.is_dir()), tmp_path / "out"
+    (folder / "notes.txt").touch()
+    shown = invoke("convert", str(folder), str(out), "--format", "tar", "--workers", "1")
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    pictures = [path.read_bytes() for path in sorted(folder.iterdir()) if path.name != "notes.txt"]
+    samples = list(TarDataset(out, "image"))
+    assert [sample["image"].data for sample in samples] == pictures
+    assert {*samples[0]} == {"image"}
+    (tmp_path / "empty").mkdir()
+    assert "has no folders" in invoke("convert", str(tmp_path / "empty"), str(tmp_path / "none")).stderr
+
+
+@pytest.mark.parametrize("name", ["rows.arrow", "rows.feather"])
+def test_files_of_arrow_become_shards(tmp_path, name):
+    pa, feather = (pytest.importorskip(name) for name in ("pyarrow", "pyarrow.feather"))
+    feather.write_feather(pa.table({"x": [1, 2]}), tmp_path / name)
+    shown = invoke("convert", str(tmp_path / name), str(tmp_path / "out"))
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert [row["x"] for row in ParquetDataset(tmp_path / "out")] == [1, 2]
+
+
+def test_a_folder_that_hugging_face_saved_becomes_shards(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"x": [1, 2]})
+    data.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": data}).save_to_disk(tmp_path / "several")
+    shown = invoke("convert", str(tmp_path / "one"), str(tmp_path / "out"))
+    assert (shown.exit_code, shown.stderr) == (0, "")
+    assert [row["x"] for row in ParquetDataset(tmp_path / "out")] == [1, 2]
+    told = invoke("convert", str(tmp_path / "several"), str(tmp_path / "none")).stderr
+    assert "expected one dataset, got a DatasetDict of ['train']; pass one of them" in told
+
+
 @pytest.mark.parametrize(
-    ("name", "content"), [("a.csv", "x,t\n1,a\n2,b\n"), ("a.jsonl", '{"x": 1, "t": "a"}\n{"x": 2, "t": "b"}')]
+    ("name", "content"),
+    [
+        ("a.csv", "x,t\n1,a\n2,b\n"),
+        *((name, '{"x": 1, "t": "a"}\n{"x": 2, "t": "b"}') for name in ("a.jsonl", "a.ndjson")),
+    ],
 )
 def test_tables_become_parquet_shards(tmp_path, name, content):
     pytest.importorskip("pyarrow")
