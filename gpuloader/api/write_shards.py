@@ -110,11 +110,8 @@ def write_shards(
     """
     check_word("format", format, tuple(_SHARDS))
     target = as_folder(folder)
-    limits: dict[str, Any] = {
-        "format": format,
-        "size": check_count("size", size),
-        "rows": check_optional_count("rows", rows),
-    }
+    limits: dict[str, Any] = {"format": format, "size": check_count("size", size)}
+    limits["rows"] = check_optional_count("rows", rows)
     if format == "parquet":
         import_package("pyarrow", "writing Parquet files", "parquet")
     source = describe(dataset, encoded=True, reads="rows")
@@ -129,15 +126,9 @@ def write_shards(
             "each worker would read all of the iterable, and write it again; pass num_workers=0, or an "
             "IterableDataset whose workers divide its samples (see get_worker_info)"
         )
-    convert, shard_kind = _SHARDS[format]
-    loader = DataLoader(
-        (_EncodedStream if source.iterable else _Encoded)(source.dataset),
-        places="cpu",
-        batch_size=SAMPLES,
-        collate_fn=partial(_encode, convert),
-        num_workers=num_workers,
-        worker_type=worker_type,
-    )
+    encoded: Any = (_EncodedStream if source.iterable else _Encoded)(source.dataset)
+    options: Any = {"batch_size": SAMPLES, "num_workers": num_workers, "worker_type": worker_type}
+    loader = DataLoader(encoded, places="cpu", collate_fn=partial(_encode, _SHARDS[format][0]), **options)
     with ExitStack() as stack:
         with named(str(target), "no files can be written into this folder; pass another one"):
             target.mkdir(parents=True, exist_ok=True)
@@ -147,16 +138,12 @@ def write_shards(
                 raise ValueError(f"{target}: another process writes shards into this folder") from None
         index = _read_index(target, limits)
         if not index["complete"]:
-            _write_rest(loader, target, index, shard_kind, progress)
+            _write_rest(loader, target, index, progress)
     return [str(target / shard["file"]) for shard in index["shards"]]
 
 
 def _write_rest(
-    loader: DataLoader[Any],
-    target: Path,
-    index: dict[str, Any],
-    shard_kind: Any,
-    progress: Callable[[int], object] | None,
+    loader: DataLoader[Any], target: Path, index: dict[str, Any], progress: Callable[[int], object] | None
 ) -> None:
     """Write the shards that an earlier call has not written; note each in the index once it is complete."""
     if index["state"] is not None:
@@ -165,6 +152,7 @@ def _write_rest(
     rows, begun, shards = index["rows"], index["taken"], index["shards"]
     total = sum(shard["samples"] for shard in shards)
     opened, path, state = ExitStack(), target, loader.state_dict()
+    _, kind = _SHARDS[index["format"]]
     shard: Any = None
 
     def finish(state: Any, taken: int) -> None:
@@ -192,7 +180,7 @@ def _write_rest(
                 with named(str(path), _FAILED):
                     if shard is None:
                         first = target / shards[0]["file"] if shards else path
-                        shard = shard_kind(opened.enter_context(replacing(path)), first, total)
+                        shard = kind(opened.enter_context(replacing(path)), first, total)
                         opened.callback(_leave, shard)
                     stop = len(samples) if rows is None else min(at + rows - shard.count, len(samples))
                     at += shard.write(samples[at:stop], index["size"])

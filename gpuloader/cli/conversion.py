@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--workers", type=lambda text: parse_count(text, 0), default=0, metavar="N", help="worker processes")
 
 
-def run(options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> None:
     """Write a dataset as Parquet or tar shards, which loaders read in parallel.
 
     After an interruption, the same command continues after the last complete shard.
@@ -34,28 +36,26 @@ def run(options: argparse.Namespace) -> int:
 
     try:
         folder = as_folder(options.folder)  # before a dataset is downloaded
-        paths = write_shards(
-            open_source(options.source),
-            folder,
-            rows=options.rows,
-            size=options.size << 20,
-            format=options.format,
-            num_workers=options.workers,
-            progress=lambda count: show_status(f"{count:,} samples written"),
-        )
+        dataset = open_source(options.source)
+        total = length_hint(dataset)
+        how: Any = {"size": options.size << 20, "format": options.format, "num_workers": options.workers}
+        progress = partial(_show, f" of {total:,}" if total else "")
+        paths = write_shards(dataset, folder, rows=options.rows, progress=progress, **how)
     except (ValueError, TypeError, OSError, ImportError) as error:
         show_status("")
         fail(error)
     show_status("")
     print(f"{len(paths)} {'shard' if len(paths) == 1 else 'shards'} in {folder}")
-    return 0
+
+
+def _show(total: str, count: int) -> None:
+    show_status(f"{count:,}{total} samples written")
 
 
 def open_source(source: str) -> Any:
     """Return the dataset that the command line names."""
     import gpuloader
-    from gpuloader.cli.preview import Annotated
-    from gpuloader.sources.images.folder import EXTENSIONS
+    from gpuloader.cli.preview import open_folder
 
     folder = Path(source)
     is_saved = any((folder / name).exists() for name in ("state.json", "dataset_dict.json"))
@@ -66,10 +66,8 @@ def open_source(source: str) -> Any:
         name, _, split = source.removeprefix("hf:").partition(":")
         return datasets.load_dataset(name, split=split or "train")
     if folder.is_dir():
-        found = sorted(folder.iterdir())
-        images = [path for path in found if path.suffix.lower() in EXTENSIONS]
-        is_flat = images and not any(map(Path.is_dir, found))
-        return Annotated(folder, images, {}, None) if is_flat else gpuloader.ImageFolder(source)
+        is_flat = not any(map(Path.is_dir, folder.iterdir()))
+        return open_folder(folder)[0] if is_flat else gpuloader.ImageFolder(source)
     kinds: dict[str, Any] = {".csv": gpuloader.CSVDataset, ".json": gpuloader.JSONLDataset}
     kinds |= {".ndjson": gpuloader.JSONLDataset, ".parquet": gpuloader.ParquetDataset}
     kinds |= {

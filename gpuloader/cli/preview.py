@@ -63,7 +63,7 @@ def draw(options: argparse.Namespace) -> str:
 
 def open_folder(folder: Path) -> tuple[Any, Any, Sequence[str] | None]:
     """Return the images of a folder as a dataset, the fields to transform, and the names of classes."""
-    from gpuloader import ImageFiles, ImageFolder
+    from gpuloader import ImageFolder
     from gpuloader.sources.images.folder import EXTENSIONS
     from gpuloader.transforms import Boxes
 
@@ -85,7 +85,7 @@ def open_folder(folder: Path) -> tuple[Any, Any, Sequence[str] | None]:
         dataset = ImageFolder(folder, allow_empty=True)
         return dataset, "image", dataset.classes
     elif paths := find(folder):
-        return ImageFiles(paths), None, None
+        return Annotated(folder, paths, {}, None), "image", None
     raise FileNotFoundError(f"no images in {folder}; their names end with {', '.join(EXTENSIONS)}")
 
 

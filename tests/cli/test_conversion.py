@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from gpuloader import ParquetDataset, TarDataset
+from gpuloader.cli import conversion
 from tests.cli.running import invoke
 from tests.picture_files import write_folder
 
@@ -31,7 +32,7 @@ def test_pictures_without_folders_of_classes_become_shards_without_labels(tmp_pa
     assert [sample["image"].data for sample in samples] == pictures
     assert {*samples[0]} == {"image"}
     (tmp_path / "empty").mkdir()
-    assert "has no folders" in invoke("convert", str(tmp_path / "empty"), str(tmp_path / "none")).stderr
+    assert "no images in" in invoke("convert", str(tmp_path / "empty"), str(tmp_path / "none")).stderr
 
 
 @pytest.mark.parametrize("name", ["rows.arrow", "rows.feather"])
@@ -71,6 +72,18 @@ def test_tables_become_parquet_shards(tmp_path, name, content):
     again = invoke("convert", str(tmp_path / "out" / "shard-000000.parquet"), str(tmp_path / "again"))
     assert again.exit_code == 0
     assert list(ParquetDataset(tmp_path / "again")) == [{"x": 1, "t": "a"}, {"x": 2, "t": "b"}]
+
+
+def test_a_terminal_shows_how_far_it_is(tmp_path, monkeypatch):
+    pytest.importorskip("pyarrow")
+    shown = []
+    monkeypatch.setattr(conversion, "show_status", shown.append)
+    (tmp_path / "a.csv").write_text("x\n" + "1\n" * 100)
+    invoke("convert", str(tmp_path / "a.csv"), str(tmp_path / "out"))
+    assert shown == ["64 samples written", "100 samples written", ""]
+    shown.clear()
+    invoke("convert", str(tmp_path / "out" / "shard-000000.parquet"), str(tmp_path / "again"))
+    assert shown == ["64 of 100 samples written", "100 of 100 samples written", ""]
 
 
 def test_mistakes_are_one_line(tmp_path):

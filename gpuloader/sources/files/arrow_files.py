@@ -67,6 +67,7 @@ class ArrowDataset(TableShards):
     """
 
     _pattern = "*.arrow *.feather"
+    _listed = "_batches"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -84,11 +85,6 @@ class ArrowDataset(TableShards):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_readers": {}, "_ends": {}, "_passes": set()}
-
-    @property
-    def shards(self) -> int:
-        """The number of record batches."""
-        return len(self._batches)
 
     def _takes(self, size: int) -> Iterator[list[tuple[Any, Rows]]]:
         running = os.getpid(), object()

@@ -134,6 +134,7 @@ class ParquetDataset(TableShards):
     """
 
     _pattern = "*.parquet"
+    _listed = "_groups"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -153,11 +154,6 @@ class ParquetDataset(TableShards):
                 "own row groups; its attribute rows is the number in all files"
             )
         return self.rows
-
-    @property
-    def shards(self) -> int:
-        """The number of row groups."""
-        return len(self._groups)
 
     def random_access(self, *, memory: int = HELD_NBYTES) -> ParquetRows:
         """Return the rows as a map-style dataset, which can be split, and shuffled as a whole.

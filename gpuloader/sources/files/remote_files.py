@@ -185,22 +185,18 @@ def find_files(urls: Sequence[str], pattern: str, tries: Tries) -> list[str]:
     """
     found: list[str] = []
     for url in urls:
+        asked = named = [url]
         if is_remote(url):
-            is_pattern = "*" in url or url.endswith("/")
-            asked = [f"{url}**/{one}" for one in pattern.split()] if url.endswith("/") else [url]
-            named = [url]
-            if is_pattern:
+            asked = [f"{url}**/{one}" for one in pattern.split()] if url.endswith("/") else asked
+            if "*" in url or url.endswith("/"):
                 fsspec = import_package("fsspec.core", f"reading {url}", "remote", "fsspec")
                 named = persist(partial(_list_remote, fsspec, asked, tries), url, tries, tries.first_answer)
         else:
-            is_folder = Path(url).is_dir()
-            is_pattern = is_folder or (glob.has_magic(url) and not Path(url).exists())
-            asked = (
-                [str(Path(glob.escape(url), "**", one)) for one in pattern.split()] if is_folder else [url]
-            )
-            # `Path.glob` does not accept absolute patterns.
-            matches = (one for name in asked for one in glob.glob(name, recursive=True))  # noqa: PTH207
-            named = sorted(matches) if is_pattern else [url]
+            if is_folder := Path(url).is_dir():
+                asked = [str(Path(glob.escape(url), "**", one)) for one in pattern.split()]
+            if is_folder or (glob.has_magic(url) and not Path(url).exists()):
+                # `Path.glob` does not accept absolute patterns.
+                named = sorted(one for name in asked for one in glob.glob(name, recursive=True))  # noqa: PTH207
             if is_folder:  # of its folders, some may be named like files, as Spark names its tables
                 named = [one for one in named if not Path(one).is_dir()]
         if not named:
@@ -286,9 +282,10 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
     while True:
         with suppress(FileNotFoundError):
             file = path.open("rb")
-            size = _note_of(path)
             # Earlier releases note no size.
-            if not size.exists() or size.read_text() == str(os.fstat(file.fileno()).st_size):
+            if not (note := _note_of(path)).exists() or note.read_text() == str(
+                os.fstat(file.fileno()).st_size
+            ):
                 os.utime(file.fileno())  # the least recently used files are removed first
                 return file
             file.close()
@@ -332,11 +329,10 @@ def _make_room(folder: Path, nbytes: float) -> None:
                 found.append((status.st_mtime_ns, status.st_size, path))
         held = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
-            if held <= nbytes:
-                break
-            path.unlink(missing_ok=True)
-            _note_of(path).unlink(missing_ok=True)
-            held -= size
+            if held > nbytes:
+                path.unlink(missing_ok=True)
+                _note_of(path).unlink(missing_ok=True)
+                held -= size
 
 
 class RemoteFile(io.RawIOBase):
@@ -385,9 +381,7 @@ class RemoteFile(io.RawIOBase):
         """Return True."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
+    seekable = readable
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move the position of the next read and return it."""

@@ -137,6 +137,7 @@ class ShardDataset(IterableDataset[S]):
         return [url]
 
     _pattern: ClassVar[str]  # of the files in a folder
+    _listed: ClassVar[str] = "_urls"  # which attribute lists the shards
     _counts: Sequence[int] | None = field(default=None, init=False)  # to read shards together
     _urls: Sequence[str] = field(default=(), init=False)
     _block: Sequence[_Run] = field(default=(), init=False)  # the runs of the latest block
@@ -144,7 +145,7 @@ class ShardDataset(IterableDataset[S]):
     @property
     def shards(self) -> int:
         """The number of shards."""
-        raise NotImplementedError
+        return len(getattr(self, self._listed))
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         """Yield the samples of shards that are read together, after the first `skip`."""

@@ -125,11 +125,6 @@ class TarDataset(ShardDataset[Any]):
     def _expand(self, url: str) -> list[str]:
         return [one for part in url.split("::") for one in expand(part)]
 
-    @property
-    def shards(self) -> int:
-        """The number of files."""
-        return len(self._urls)
-
     def __iter__(self) -> Iterator[Any]:
         for [(samples, rows)] in self._takes(1):
             sample = samples[rows.start if isinstance(rows, slice) else rows[0]]

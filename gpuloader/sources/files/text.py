@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from gpuloader.errors import DataFileError
 from gpuloader.sources.files.remote_files import check_names, is_remote, open_source
@@ -47,6 +47,7 @@ class TextDataset(TableShards):
     """The base of datasets of text lines: which bytes form a shard, and how they are read."""
 
     _quote: bytes = field(default=b"", init=False)  # between two, a line break belongs to a value
+    _listed: ClassVar[str] = "_parts"
     _blank: bytes = field(default=b" \t\r\n", init=False)  # what a line without a row consists of
 
     def __post_init__(self) -> None:
@@ -75,11 +76,6 @@ class TextDataset(TableShards):
         headers = [types if file.names is None else file.names for file in self._files]
         self._choose(pa.schema([(name, types.get(name, pa.null())) for name in names]) for names in headers)
         self._check_filters(self.schema)
-
-    @property
-    def shards(self) -> int:
-        """The number of byte ranges into which the files are divided."""
-        return len(self._parts)
 
     def _look_at(self, url: str) -> TextFile:
         """Return what must be known about a file before its rows are read."""

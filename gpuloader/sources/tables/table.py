@@ -308,10 +308,7 @@ class TableDataset(ColumnDataset):
         """The names of the columns, in the table's order."""
         return tuple(self._columns)
 
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The names of the columns, as a data frame calls them; the same as `names`."""
-        return self.names
+    columns = names  # as a data frame calls them
 
     def __repr__(self) -> str:
         known = self._sample_fields()
