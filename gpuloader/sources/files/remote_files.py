@@ -283,9 +283,7 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
         with suppress(FileNotFoundError):
             file = path.open("rb")
             # Earlier releases note no size.
-            if not (note := _note_of(path)).exists() or note.read_text() == str(
-                os.fstat(file.fileno()).st_size
-            ):
+            if not (note := _note(path)).exists() or note.read_text() == str(os.fstat(file.fileno()).st_size):
                 os.utime(file.fileno())  # the least recently used files are removed first
                 return file
             file.close()
@@ -295,7 +293,7 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
                 _fetch(url, path, tries)
 
 
-def _note_of(path: Path) -> Path:
+def _note(path: Path) -> Path:
     """Return the path of the file that notes the size of a cached file."""
     return path.with_name(f".{path.stem}.size")
 
@@ -315,7 +313,7 @@ def _fetch(url: str, path: Path, tries: Tries) -> None:
                 target.write(piece)
             if source.checksum not in (None, base64.b64encode(digest.digest()).decode()):
                 raise SourceError("arrived with an MD5 checksum that differs from the store's", url=url)
-            _note_of(path).write_text(str(size))
+            _note(path).write_text(str(size))
     _make_room(path.parent, tries.cache_size)  # again, because others fetch files at the same time
 
 
@@ -331,7 +329,7 @@ def _make_room(folder: Path, nbytes: float) -> None:
         for _, size, path in sorted(found):
             if held > nbytes:
                 path.unlink(missing_ok=True)
-                _note_of(path).unlink(missing_ok=True)
+                _note(path).unlink(missing_ok=True)
                 held -= size
 
 
