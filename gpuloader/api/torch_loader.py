@@ -469,7 +469,8 @@ class DataLoader(LikeTorchs, dataset_loader.DataLoader[S], TorchLoader):  # type
         """Return the class of the dataset or sampler with which a PyTorch loader would not do the same."""
         source, batching, dataset = self._epochs.plan.source, self._epochs.plan.batching, self.dataset
         of_files = source.iterable and type(dataset).__module__.startswith("gpuloader.")
-        if of_files or source.holds_images or source.own_order or name_table(dataset):
+        is_table = name_table(dataset) and source.dataset is not dataset
+        if of_files or source.holds_images or source.own_order or is_table:
             return [type(dataset).__name__]
         # Accelerate gives all processes the same order through the generator of PyTorch's samplers only.
         draws = batching.torch_sampler is None and batching.is_seeded

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from functools import partial
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -37,19 +36,15 @@ def run(options: argparse.Namespace) -> None:
     try:
         folder = as_folder(options.folder)  # before a dataset is downloaded
         dataset = open_source(options.source)
-        total = length_hint(dataset)
+        total = f" of {count:,}" if (count := length_hint(dataset)) else ""
         how: Any = {"size": options.size << 20, "format": options.format, "num_workers": options.workers}
-        progress = partial(_show, f" of {total:,}" if total else "")
-        paths = write_shards(dataset, folder, rows=options.rows, progress=progress, **how)
+        how["progress"] = lambda count: show_status(f"{count:,}{total} samples written")
+        paths = write_shards(dataset, folder, rows=options.rows, **how)
     except (ValueError, TypeError, OSError, ImportError) as error:
         show_status("")
         fail(error)
     show_status("")
     print(f"{len(paths)} {'shard' if len(paths) == 1 else 'shards'} in {folder}")
-
-
-def _show(total: str, count: int) -> None:
-    show_status(f"{count:,}{total} samples written")
 
 
 def open_source(source: str) -> Any:
