@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
-from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError, find_raised
 from gpuloader.fetch.contract import Fetch, interrupted
@@ -342,14 +341,10 @@ class Epoch:
         self.is_running = True
         self._ring = self.buffers.ring
         self._lanes = lanes = self.buffers.lanes
-        self._copying_lanes: list[Lane] = []
-        self._statics: list[StaticSlot] = []
-        for lane in lanes:
-            if not lane.device.direct:
-                self._copying_lanes.append(lane)
-            if lane.static is not None:
-                self._statics.append(lane.static)
-                lane.static.epoch = weakref.ref(self)
+        self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
+        self._statics = [lane.static for lane in lanes if lane.static is not None]
+        for static in self._statics:
+            static.epoch = weakref.ref(self)
         # Whether `begin_step` precedes each step: a capture only forbids calls to a device, and only batches
         # in one memory can overwrite each other.
         self.asks = bool(self._copying_lanes or self._statics)
