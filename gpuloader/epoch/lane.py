@@ -125,7 +125,7 @@ class Lane:
         try:
             program: BatchProgram | None = None
             decoded: Sequence[Decoded] = ()
-            if self.programmer is not None and staged.tree is not None:
+            if self.programmer is not None:
                 find = partial(self.programmer.program, staged.tree.array_names, drawn=True)
                 program = find(staged.levels, staged.layout)
                 if program.decodings:
