@@ -174,9 +174,7 @@ class Position:
             if self.readers is not None:
                 state["turn"] = self.turn
                 reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers)]
-                state["workers"] = [
-                    [one.batches, one.state, *([True] if one.ended else [])] for one in reached
-                ]
+                state["workers"] = [[one.batches, one.state, *[True] * one.ended] for one in reached]
         if self.copies is not None:
             state["dataset"] = [self.copies, [[one.worker, one.state] for one in self.workers.values()]]
         state |= {name: value for name, value in known.items() if value is not None}
