@@ -167,7 +167,8 @@ class Schema:
             specs.append((feed.dtype, shape, max(feed.lod_level, level)))  # a padded field has level 0
             nbytes += 0 if None in shape else feed.dtype.itemsize * math.prod(shape)
         rest = iter(specs)
-        self._specs = [next(rest) if leaf.is_array else None for leaf in self.tree.leaves]
+        for leaf in self.tree.leaves:
+            self._specs.append(next(rest) if leaf.is_array else None)
         # A chunk stays in the processor's cache until it is written, and its memory is reused for the next.
         # Small samples come in one chunk, so that none of our code runs inside the loop over the dataset. For
         # samples of 150 kB, 1 MiB takes a fifth less time than chunks of one, and a quarter less than one for

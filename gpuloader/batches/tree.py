@@ -261,7 +261,9 @@ class Tree:
         self.is_flat = self.depth == 1 and isinstance(root, Branch) and root.keys is None
         # Where each leaf's value lies among the values of all arrays, followed by those of all other leaves.
         arrays, others = iter(range(len(leaves))), iter(range(len(self.array_names), len(leaves)))
-        self.order = [next(arrays if leaf.is_array else others) for leaf in leaves]
+        self.order: list[int] = []
+        for leaf in leaves:
+            self.order.append(next(arrays if leaf.is_array else others))
         self._is_in_order = self.order == [*range(len(leaves))]
 
     @classmethod

@@ -23,12 +23,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
+from operator import attrgetter
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from gpuloader.batches.staged import StagedBatch
 from gpuloader.devices.base import Device
 from gpuloader.epoch.delivery import Delivery, SampleMask
+from gpuloader.epoch.device_slots import StaticSlot
 from gpuloader.epoch.lane import InFlightBatch, Lane, count_slots
 from gpuloader.errors import LoaderError, Misuse, QueueClosed, SampleError, find_raised
 from gpuloader.fetch.contract import Fetch, interrupted
@@ -341,8 +344,8 @@ class Epoch:
         self.is_running = True
         self._ring = self.buffers.ring
         self._lanes = lanes = self.buffers.lanes
-        self._copying_lanes = [lane for lane in lanes if not lane.device.direct]
-        self._statics = [lane.static for lane in lanes if lane.static is not None]
+        self._copying_lanes: list[Lane] = [*filterfalse(attrgetter("device.direct"), lanes)]
+        self._statics: list[StaticSlot] = [*filter(None, map(attrgetter("static"), lanes))]
         for static in self._statics:
             static.epoch = weakref.ref(self)
         # Whether `begin_step` precedes each step: a capture only forbids calls to a device, and only batches
