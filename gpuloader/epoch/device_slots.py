@@ -275,7 +275,9 @@ class StaticSlot:
 
     def _check(self, staged: StagedBatch) -> None:
         fields = staged.layout.fields
-        names = staged.tree.array_names or [*map(str, range(len(fields)))]
+        named = zip(staged.tree.array_names, staged.levels, strict=False)
+        # A field of sequences has several arrays.
+        names = [name for name, level in named for _ in range(1 + level)] or [*map(str, range(len(fields)))]
         if len(fields) != len(self._layout.fields):
             raise _unlike(staged, f"{len(self._layout.fields)} arrays", f"{len(fields)} arrays")
         for number, (first, later) in enumerate(zip(self._layout.fields, fields, strict=True)):
