@@ -46,14 +46,18 @@ def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> An
     # If a subclass of the class with the method overrides how samples are read, the user's code, which may
     # augment each sample, would not run.
     decides = {name, *overriding}
-    kind = next((one for one in type(dataset).__mro__ if not decides.isdisjoint(vars(one))), object)
-    return getattr(dataset, name, None) if name in vars(kind) else None
+    for kind in type(dataset).__mro__:
+        if not decides.isdisjoint(vars(kind)):
+            return getattr(dataset, name, None) if name in vars(kind) else None
+    return None
 
 
 def reads_like(dataset: object, *bases: type) -> bool:
     """Return whether a dataset is of one of these classes, or of a subclass that reads in the same way."""
-    kinds = type(dataset).__mro__
-    return next((one for one in kinds if one in bases or not READING.isdisjoint(vars(one))), None) in bases
+    for kind in type(dataset).__mro__:
+        if kind in bases or not READING.isdisjoint(vars(kind)):
+            return kind in bases
+    return False
 
 
 def find_arrays(dataset: object) -> ArrayRows | None:
