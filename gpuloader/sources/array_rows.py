@@ -178,14 +178,14 @@ def check_rows(
     rows = np.asarray(indices)
     outside = np.flatnonzero((rows < -length) | (rows >= length))
     if outside.size:
-        raise IndexError(
+        raise (BadIndex if rows[outside[0]] < 0 else IndexError)(
             f"{_count(dataset, length)} has no sample {rows[outside[0]]}, "
             f"listed at position {outside[0]} of the indices"
         )
     return np.where(rows < 0, rows + length, rows).astype(np.int64, copy=False)
 
 
-def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
+def as_rows(dataset: Sized, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
     """Return indices as rows from 0 to below `length`: as a slice if they are consecutive and not negative.
 
     Other rows may be the array that was given.
@@ -195,7 +195,9 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     """
     if isinstance(indices, range) and indices.step == 1 and 0 <= indices.start < indices.stop <= length:
         return slice(indices.start, indices.stop)
-    rows = np.asarray(indices, np.int64)
+    rows = np.asarray(indices)
+    if rows.dtype.kind != "i":  # NumPy would cut off fractions, and parse text
+        rows = np.array([check_index(dataset, index) for index in indices], np.int64)
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
     # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.
     if 0 <= first <= last < length and last - first == len(rows) - 1 and (rows[1:] - rows[:-1] == 1).all():
