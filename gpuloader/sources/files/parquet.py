@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Collection, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -134,17 +134,21 @@ class ParquetDataset(TableShards):
     """
 
     _pattern = "*.parquet"
+    _stored: Sequence[str] | None = field(default=None, init=False)  # columns to read for filters; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._footers: dict[int, Footer] = {}
         found = self._ask_files(self._read_footer, range(len(self._urls)))
-        self._choose(schema for schema, _ in found)
-        self._check_filters(found[0][0])
-        self._groups = [group for _, groups in found for group in groups]
+        self._choose(schema for schema, *_ in found)
+        self._stored = self._find_columns(found[0][0])
+        self._groups = [group for _, groups, _ in found for group in groups]
         self.rows = sum(group.rows for group in self._groups)
-        if self.filters is None:
-            self._counts = [group.rows for group in self._groups]
+        self._counts = {shard: group.rows for shard, group in enumerate(self._groups)}
+        if self.filters is not None:
+            # Statistics tell only which row groups have no such rows. Reading the others counts theirs.
+            known = enumerate(self._groups)
+            self._counts = {shard: 0 for shard, one in known if one.number not in found[one.file][2]}
 
     def __len__(self) -> int:
         if self.filters is not None or ask_ranks()[1] > 1:
@@ -178,40 +182,76 @@ class ParquetDataset(TableShards):
         ...     len(rows), rows[-1], rows[[7, 0]], test[[0, 1, 2]]["x"]
         (9, {'x': np.int64(8)}, {'x': array([7, 0])}, array([2, 3, 5]))
         """
-        if self._counts is None or self.map is not None:
+        if self.filters is not None or self.map is not None:
             raise ValueError("a dataset with filters or map has no random access to its rows")
-        return ParquetRows(self, self._counts, check_count("memory", memory))
+        return ParquetRows(self, list(self._counts.values()), check_count("memory", memory))
 
-    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group]]:
-        with self._opened(file) as (opened, _):
-            schema = opened.schema_arrow
-            return schema, _list_groups(opened.metadata, file, set(self._names or schema.names))
+    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group], Collection[int]]:
+        """Return a file's schema, its row groups, and the numbers of those that filters do not rule out."""
+        with self._opened(file) as opened:
+            schema, metadata = opened.schema_arrow, opened.metadata
+            if file == 0:
+                self._check_filters(schema)
+            groups = _list_groups(metadata, file, set(self._find_columns(schema) or schema.names))
+            kept: Collection[int] = range(len(groups))
+            if self.filters is not None:
+                from pyarrow import BufferOutputStream, BufferReader
+                from pyarrow.dataset import ParquetFileFormat
+
+                # Arrow takes no footer that has been read, only a file, which may consist of a footer alone.
+                metadata.write_metadata_file(sink := BufferOutputStream())
+                whole = ParquetFileFormat().make_fragment(BufferReader(sink.getvalue()))
+                kept = {group.id for group in whole.subset(self.filters).row_groups}
+            return schema, groups, kept
+
+    def _find_columns(self, schema: pa.Schema) -> list[str] | None:
+        """Return the columns of a file that are read, and those that the filters need; None means all."""
+        text, names = str(self.filters), list(self._names or schema.names)
+        if "FieldPath" in text:  # columns by their numbers
+            return None
+        for number, name in enumerate(schema.names):
+            if self.filters is not None and name in text and name not in names:
+                try:
+                    self._check_filters(schema.remove(number))
+                except ValueError:
+                    names.append(name)
+        return names
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_footers": {}}  # each process reads the footers that it needs
+        # Each process reads the footers that it needs. Threads may add counts to the dict meanwhile.
+        return {**self.__dict__, "_footers": {}, "_counts": dict(self._counts)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        counts = None if state.get("filters") is not None else [group.rows for group in groups]
+        counts = {shard: group.rows for shard, group in enumerate(groups)}
+        if state.get("filters") is not None:
+            counts = state.get("_counts") or {}
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
-        if self._counts is None:
-            return 1
-        nbytes, file = 0, self._groups[order[first]].file
-        # Scattered parts of a remote file need a request each, so several are read ahead in parallel.
-        scattered = is_remote(self._urls[file]) and self._file_nbytes[file] > TOGETHER_NBYTES
+        nbytes = gap = 0
+        before = None
         for at in range(first, len(order)):
-            group = self._groups[order[at]]
+            group, is_empty = self._groups[order[at]], self._counts.get(order[at]) == 0
+            remote = is_remote(self._urls[(before or group).file])
+            if is_empty and not (before and remote):
+                continue  # without reading it
+            # Short gaps in remote files are read, because a request more would cost more.
             nbytes += group.stored
-            is_apart = scattered and group.number != self._groups[order[at - 1]].number + 1
-            if at > first and (is_apart or group.file != file or nbytes > TOGETHER_NBYTES):
-                return at - first
+            gap = gap + group.stored if is_empty else 0
+            if before:
+                # Scattered parts of a remote file need a request each, so several are read ahead in parallel.
+                is_apart = remote and group.number != before.number + 1
+                is_apart = is_apart and self._file_nbytes[group.file] > TOGETHER_NBYTES
+                is_apart = is_apart or group.file != before.file or gap > _SMALL
+                if is_apart or nbytes > TOGETHER_NBYTES:
+                    return at - first
+            before = group
         return len(order) - first
 
     def _nbytes(self, shard: int) -> int:
-        return self._groups[shard].stored
+        return self._groups[shard].stored if self._counts.get(shard) != 0 else 0
 
     @cached_property
     def _file_nbytes(self) -> Counter[int]:
@@ -224,45 +264,54 @@ class ParquetDataset(TableShards):
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         from pyarrow import Table
 
-        groups = [self._groups[shard] for shard in shards]
-        file, number = groups[0].file, groups[0].number if len(groups) == 1 else None
+        kept = [shard for shard in shards if self._counts.get(shard) != 0]
+        if not kept:
+            return
+        file = self._groups[kept[0]].file
         url = self._urls[file]
+        if is_remote(url):
+            kept = list(shards[shards.index(kept[0]) : shards.index(kept[-1]) + 1])
+        groups = [self._groups[shard] for shard in kept]
+        numbers, rows = [group.number for group in groups], [group.rows for group in groups]
+        number = numbers[0] if len(groups) == 1 else None
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
         threads = not is_remote(url) and get_worker_info() is None
         most = REMOTE_PIECE_NBYTES if is_remote(url) else PIECE_NBYTES
-        at_once = sum(group.rows for group in groups) * most // max(sum(one.decoded for one in groups), most)
-        done = 0
+        at_once = sum(rows) * most // max(sum(group.decoded for group in groups), most)
+        columns = self.schema.names if self.filters is None else self._stored
+        how = {"batch_size": max(at_once, 1), "columns": columns, "use_threads": threads}
+        owners, ends, found = np.repeat(np.arange(len(rows)), rows), np.cumsum(rows), np.zeros(len(rows), int)
+        done = stored = 0  # rows, after and before the filter
         try:
-            with self._opened(file, number) as (opened, source):
-                numbers = [group.number for group in groups]
+            with self._opened(file, number) as opened:
                 there = range(opened.num_row_groups)
-                rows = [opened.metadata.row_group(one).num_rows for one in numbers if one in there]
-                if rows != [group.rows for group in groups]:
+                if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != rows:
                     raise SourceError(CHANGED, url=url)
-                how = {"batch_size": max(at_once, 1), "columns": self.schema.names, "use_threads": threads}
-                batches = opened.iter_batches(row_groups=numbers, **how)
-                if self.filters is not None:
-                    from pyarrow.dataset import ParquetFileFormat
-
-                    # Arrow skips row groups whose statistics rule out the filter. It also reads the filter's
-                    # columns.
-                    part = ParquetFileFormat().make_fragment(source, row_groups=numbers)
-                    batches = part.to_batches(filter=self.filters, **how)
-                for batch in batches:
-                    rest = batch[max(skip - done, 0) :]
+                for batch in opened.iter_batches(row_groups=numbers, **how):
+                    table = Table.from_batches([batch])
+                    if self.filters is not None:
+                        # A column more, which tells the row groups of the rows that remain.
+                        of = owners[stored : stored + len(batch)]
+                        table = table.append_column("gpuloader: row group", [of]).filter(self.filters)
+                        of, table = table.column(len(batch.schema)), table.remove_column(len(batch.schema))
+                        found += np.bincount(of, minlength=len(rows))
+                        stored += len(batch)
+                        whole = int(np.searchsorted(ends, stored, side="right"))
+                        self._counts |= zip(kept[:whole], found[:whole].tolist(), strict=True)
+                    rest = table[max(skip - done, 0) :]
                     if len(rest):
-                        yield self._prepare(Table.from_batches([rest]), file=url, row_group=number)
-                    done += len(batch)
+                        yield self._prepare(rest, file=url, row_group=number)
+                    done += len(table)
         except DataFileError:
-            if len(shards) == 1:
+            if len(kept) == 1:
                 raise
             # From here one by one, so that the error names the row group, after everything that is intact.
             done = max(done, skip)
-            for shard, group in zip(shards, groups, strict=True):
-                if done < group.rows:
+            for shard in kept:
+                if done < self._counts.get(shard, done + 1):
                     yield from self._read([shard], done)
-                done = max(done - group.rows, 0)
+                done = max(done - self._counts.get(shard, 0), 0)
 
     @contextmanager
     def _opened(self, file: int, row_group: int | None = None) -> Iterator[Any]:
@@ -284,7 +333,7 @@ class ParquetDataset(TableShards):
                         if known and known[0] > _SMALL:
                             known = known[0], b""
                         self._keep(file, Footer(opened.metadata, known))
-                    yield opened, source
+                    yield opened
 
     def _keep(self, file: int, footer: Footer) -> None:
         """Keep a footer, and drop the oldest ones beyond `FOOTERS_NBYTES`."""

@@ -130,14 +130,15 @@ class ShardDataset(IterableDataset[S]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases have these under other names.
         renamed = {"_shuffle": "shuffle", "_buffer": "shuffle_buffer", "_seed": "seed"}
-        vars(self).update({renamed.get(name, name): value for name, value in state.items()})
+        found = {renamed.get(name, name): value for name, value in state.items()}
+        vars(self).update({**found, "_counts": found.get("_counts") or {}})
 
     def _expand(self, url: str) -> list[str]:
         """Return what a name stands for, whose files need not exist."""
         return [url]
 
     _pattern: ClassVar[str]  # of the files in a folder
-    _counts: Sequence[int] | None = field(default=None, init=False)  # to read shards together
+    _counts: dict[int, int] = field(default_factory=dict, init=False)  # samples of shards, as far as known
     _urls: Sequence[str] = field(default=(), init=False)
     _block: Sequence[_Run] = field(default=(), init=False)  # the runs of the latest block
 
@@ -292,7 +293,7 @@ class ShardDataset(IterableDataset[S]):
 
     def _after(self, stream: Stream, others: Sequence[tuple[Stream, Reached]]) -> Reached:
         """Return where a stream is once as much of it has been read as of another rank's."""
-        if self._counts is None or len(others) > 1:
+        if len(self._counts) < self.shards or len(others) > 1:
             raise ValueError(_OTHER_RANKS)
         ((theirs, reached),) = others
         taken = sum(self._counts[shard] for shard in self._order(theirs)[: reached.shard])
@@ -360,9 +361,8 @@ class ShardDataset(IterableDataset[S]):
 
     def _locate(self, order: Sequence[int], shard: int, sample: int) -> tuple[int, int]:
         """Return the shard, as a position in `order`, in which `sample` samples counted from `shard` end."""
-        if self._counts is not None:
-            while sample > (count := self._counts[order[shard]]):
-                shard, sample = shard + 1, sample - count
+        while sample > (count := self._counts.get(order[shard], sample)):
+            shard, sample = shard + 1, sample - count
         return shard, sample
 
     def _order(self, stream: Stream) -> list[int]:
