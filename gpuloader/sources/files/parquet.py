@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -144,11 +144,8 @@ class ParquetDataset(TableShards):
         self._stored = self._find_columns(found[0][0])
         self._groups = [group for _, groups, _ in found for group in groups]
         self.rows = sum(group.rows for group in self._groups)
-        self._counts = {shard: group.rows for shard, group in enumerate(self._groups)}
-        if self.filters is not None:
-            # Statistics tell only which row groups have no such rows. Reading the others counts theirs.
-            known = enumerate(self._groups)
-            self._counts = {shard: 0 for shard, one in known if one.number not in found[one.file][2]}
+        counts = enumerate(count for *_, counts in found for count in counts)
+        self._counts = {shard: count for shard, count in counts if count is not None}
 
     def __len__(self) -> int:
         if self.filters is not None or ask_ranks()[1] > 1:
@@ -186,31 +183,31 @@ class ParquetDataset(TableShards):
             raise ValueError("a dataset with filters or map has no random access to its rows")
         return ParquetRows(self, list(self._counts.values()), check_count("memory", memory))
 
-    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group], Collection[int]]:
-        """Return a file's schema, its row groups, and the numbers of those that filters do not rule out."""
+    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group], list[int | None]]:
+        """Return a file's schema, its row groups, and how many rows each yields, if the footer tells."""
         with self._opened(file) as opened:
             schema, metadata = opened.schema_arrow, opened.metadata
-            if file == 0:
-                self._check_filters(schema)
             groups = _list_groups(metadata, file, set(self._find_columns(schema) or schema.names))
-            kept: Collection[int] = range(len(groups))
+            counts: list[int | None] = [group.rows for group in groups]
             if self.filters is not None:
                 from pyarrow import BufferOutputStream, BufferReader
                 from pyarrow.dataset import ParquetFileFormat
 
-                # Arrow takes no footer that has been read, only a file, which may consist of a footer alone.
+                self._check_filters(schema)
+                # Arrow compares filters with the statistics of a file, not with a footer. So make one of it.
                 metadata.write_metadata_file(sink := BufferOutputStream())
                 whole = ParquetFileFormat().make_fragment(BufferReader(sink.getvalue()))
                 kept = {group.id for group in whole.subset(self.filters).row_groups}
-            return schema, groups, kept
+                counts = [None if number in kept else 0 for number in range(len(groups))]
+            return schema, groups, counts
 
     def _find_columns(self, schema: pa.Schema) -> list[str] | None:
-        """Return the columns of a file that are read, and those that the filters need; None means all."""
+        """Return the columns to read from a file, with those that only the filters need; None means all."""
         text, names = str(self.filters), list(self._names or schema.names)
-        if "FieldPath" in text:  # columns by their numbers
+        if "FieldPath" in text:  # by their numbers
             return None
         for number, name in enumerate(schema.names):
-            if self.filters is not None and name in text and name not in names:
+            if name in text and name not in names:  # perhaps only as a part of another name, or as a value
                 try:
                     self._check_filters(schema.remove(number))
                 except ValueError:
@@ -230,28 +227,24 @@ class ParquetDataset(TableShards):
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
-        nbytes = gap = 0
-        before = None
+        nbytes, gap, last, file = 0, 0, first, self._groups[order[first]].file
+        remote = is_remote(self._urls[file])
+        # Scattered parts of a remote file need a request each, so several are read ahead in parallel.
+        scattered = remote and self._file_nbytes[file] > TOGETHER_NBYTES
         for at in range(first, len(order)):
-            group, is_empty = self._groups[order[at]], self._counts.get(order[at]) == 0
-            remote = is_remote(self._urls[(before or group).file])
-            if is_empty and not (before and remote):
-                continue  # without reading it
-            # Short gaps in remote files are read, because a request more would cost more.
-            nbytes += group.stored
-            gap = gap + group.stored if is_empty else 0
-            if before:
-                # Scattered parts of a remote file need a request each, so several are read ahead in parallel.
-                is_apart = remote and group.number != before.number + 1
-                is_apart = is_apart and self._file_nbytes[group.file] > TOGETHER_NBYTES
-                is_apart = is_apart or group.file != before.file or gap > _SMALL
-                if is_apart or nbytes > TOGETHER_NBYTES:
-                    return at - first
-            before = group
-        return len(order) - first
+            group = self._groups[order[at]]
+            if self._counts.get(order[at]) == 0:
+                gap += group.stored if remote else 0
+                continue
+            nbytes += gap + group.stored
+            is_apart = gap > _SMALL or group.number - self._groups[order[last]].number != at - last
+            if at > first and (group.file != file or nbytes > TOGETHER_NBYTES or (scattered and is_apart)):
+                break
+            gap, last = 0, at
+        return last + 1 - first
 
     def _nbytes(self, shard: int) -> int:
-        return self._groups[shard].stored if self._counts.get(shard) != 0 else 0
+        return self._groups[shard].stored
 
     @cached_property
     def _file_nbytes(self) -> Counter[int]:
@@ -264,25 +257,23 @@ class ParquetDataset(TableShards):
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         from pyarrow import Table
 
-        kept = [shard for shard in shards if self._counts.get(shard) != 0]
-        if not kept:
-            return
-        file = self._groups[kept[0]].file
-        url = self._urls[file]
-        if is_remote(url):
-            kept = list(shards[shards.index(kept[0]) : shards.index(kept[-1]) + 1])
+        file = self._groups[shards[0]].file
+        url, filters = self._urls[file], self.filters
+        # From a remote file, also what lies between those with rows: requests more would cost more.
+        kept = [shard for shard in shards if is_remote(url) or self._counts.get(shard) != 0]
+        kept = [shard for shard in kept if self._groups[shard].file == file]
         groups = [self._groups[shard] for shard in kept]
         numbers, rows = [group.number for group in groups], [group.rows for group in groups]
-        number = numbers[0] if len(groups) == 1 else None
+        number = numbers[0] if len(kept) == 1 else None
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
         threads = not is_remote(url) and get_worker_info() is None
         most = REMOTE_PIECE_NBYTES if is_remote(url) else PIECE_NBYTES
         at_once = sum(rows) * most // max(sum(group.decoded for group in groups), most)
-        columns = self.schema.names if self.filters is None else self._stored
+        columns = self.schema.names if filters is None else self._stored
         how = {"batch_size": max(at_once, 1), "columns": columns, "use_threads": threads}
-        owners, ends, found = np.repeat(np.arange(len(rows)), rows), np.cumsum(rows), np.zeros(len(rows), int)
-        done = stored = 0  # rows, after and before the filter
+        stored = done = 0  # rows before and after the filter
+        ends, found = np.cumsum(rows), np.zeros(len(rows), int)  # the same, up to the end of each row group
         try:
             with self._opened(file, number) as opened:
                 there = range(opened.num_row_groups)
@@ -290,15 +281,12 @@ class ParquetDataset(TableShards):
                     raise SourceError(CHANGED, url=url)
                 for batch in opened.iter_batches(row_groups=numbers, **how):
                     table = Table.from_batches([batch])
-                    if self.filters is not None:
-                        # A column more, which tells the row groups of the rows that remain.
-                        of = owners[stored : stored + len(batch)]
-                        table = table.append_column("gpuloader: row group", [of]).filter(self.filters)
-                        of, table = table.column(len(batch.schema)), table.remove_column(len(batch.schema))
-                        found += np.bincount(of, minlength=len(rows))
-                        stored += len(batch)
-                        whole = int(np.searchsorted(ends, stored, side="right"))
-                        self._counts |= zip(kept[:whole], found[:whole].tolist(), strict=True)
+                    if filters is not None:
+                        places = np.arange(stored, stored := stored + len(batch))
+                        table = table.append_column("gpuloader: row", [places]).filter(filters)
+                        found += np.searchsorted(table[-1], ends)
+                        whole = np.diff(found[: np.searchsorted(ends, stored, side="right")], prepend=0)
+                        self._counts |= zip(kept, whole.tolist(), strict=False)
                     rest = table[max(skip - done, 0) :]
                     if len(rest):
                         yield self._prepare(rest, file=url, row_group=number)

@@ -406,6 +406,9 @@ class ShardDataset(IterableDataset[S]):
         try:
             while begun or first < len(order):
                 while first < len(order):
+                    if self._counts.get(order[first]) == 0:
+                        first += 1
+                        continue
                     stop = first + self._together(order, first)
                     nbytes = sum(map(self._nbytes, order[first:stop]))
                     held = sum(one[2] for one in begun)
@@ -415,11 +418,11 @@ class ShardDataset(IterableDataset[S]):
                     pieces = start_reading(partial(_in_turn, read), PIECES_AHEAD) if remote else read()
                     begun.append((first, skip, nbytes, pieces))
                     first, skip = stop, 0
-                at, sample, _, pieces = begun[0]
-                for piece in pieces:
-                    yield at, sample, piece
-                    sample += len(piece)
-                begun.popleft()
+                for at, sample, _, pieces in list(begun)[:1]:
+                    for piece in pieces:
+                        yield at, sample, piece
+                        sample += len(piece)
+                    begun.popleft()
         finally:
             begun.clear()  # ends their threads, although an error's traceback keeps this frame alive
 
