@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -134,14 +134,12 @@ class ParquetDataset(TableShards):
     """
 
     _pattern = "*.parquet"
-    _stored: Sequence[str] | None = field(default=None, init=False)  # columns to read for filters; None: all
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._footers: dict[int, Footer] = {}
         found = self._ask_files(self._read_footer, range(len(self._urls)))
         self._choose(schema for schema, *_ in found)
-        self._stored = self._find_columns(found[0][0])
         self._groups = [group for _, groups, _ in found for group in groups]
         self.rows = sum(group.rows for group in self._groups)
         counts = enumerate(count for *_, counts in found for count in counts)
@@ -221,9 +219,8 @@ class ParquetDataset(TableShards):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        counts = {shard: group.rows for shard, group in enumerate(groups)}
-        if state.get("filters") is not None:
-            counts = state.get("_counts") or {}
+        rows = dict(enumerate(group.rows for group in groups))
+        counts = rows if state.get("filters") is None else state.get("_counts")
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
@@ -257,21 +254,18 @@ class ParquetDataset(TableShards):
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         from pyarrow import Table
 
-        file = self._groups[shards[0]].file
-        url, filters = self._urls[file], self.filters
-        # From a remote file, also what lies between those with rows: requests more would cost more.
-        kept = [shard for shard in shards if is_remote(url) or self._counts.get(shard) != 0]
-        kept = [shard for shard in kept if self._groups[shard].file == file]
+        file, filters, counts = self._groups[shards[0]].file, self.filters, self._counts
+        remote = is_remote(url := self._urls[file])
+        # From a remote file, also what lies between the others: more requests would cost more.
+        kept = [one for one in shards if counts.get(one, 1) or (remote and self._groups[one].file == file)]
         groups = [self._groups[shard] for shard in kept]
         numbers, rows = [group.number for group in groups], [group.rows for group in groups]
         number = numbers[0] if len(kept) == 1 else None
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
-        threads = not is_remote(url) and get_worker_info() is None
-        most = REMOTE_PIECE_NBYTES if is_remote(url) else PIECE_NBYTES
-        at_once = sum(rows) * most // max(sum(group.decoded for group in groups), most)
-        columns = self.schema.names if filters is None else self._stored
-        how = {"batch_size": max(at_once, 1), "columns": columns, "use_threads": threads}
+        threads = not remote and get_worker_info() is None
+        most = REMOTE_PIECE_NBYTES if remote else PIECE_NBYTES
+        at_once = max(sum(rows) * most // max(sum(group.decoded for group in groups), most), 1)
         stored = done = 0  # rows before and after the filter
         ends, found = np.cumsum(rows), np.zeros(len(rows), int)  # the same, up to the end of each row group
         try:
@@ -279,14 +273,15 @@ class ParquetDataset(TableShards):
                 there = range(opened.num_row_groups)
                 if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != rows:
                     raise SourceError(CHANGED, url=url)
-                for batch in opened.iter_batches(row_groups=numbers, **how):
+                columns = self.schema.names if filters is None else self._find_columns(opened.schema_arrow)
+                for batch in opened.iter_batches(at_once, numbers, columns, threads):
                     table = Table.from_batches([batch])
                     if filters is not None:
                         places = np.arange(stored, stored := stored + len(batch))
                         table = table.append_column("gpuloader: row", [places]).filter(filters)
                         found += np.searchsorted(table[-1], ends)
                         whole = np.diff(found[: np.searchsorted(ends, stored, side="right")], prepend=0)
-                        self._counts |= zip(kept, whole.tolist(), strict=False)
+                        counts |= zip(kept, whole.tolist(), strict=False)
                     rest = table[max(skip - done, 0) :]
                     if len(rest):
                         yield self._prepare(rest, file=url, row_group=number)
@@ -297,9 +292,9 @@ class ParquetDataset(TableShards):
             # From here one by one, so that the error names the row group, after everything that is intact.
             done = max(done, skip)
             for shard in kept:
-                if done < self._counts.get(shard, done + 1):
+                if done < counts.get(shard, done + 1):
                     yield from self._read([shard], done)
-                done = max(done - self._counts.get(shard, 0), 0)
+                done = max(done - counts.get(shard, 0), 0)
 
     @contextmanager
     def _opened(self, file: int, row_group: int | None = None) -> Iterator[Any]:
