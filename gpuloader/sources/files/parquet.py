@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, NoIndices, SourceError, import_package
@@ -191,7 +191,8 @@ class ParquetDataset(TableShards):
                 from pyarrow import BufferOutputStream, BufferReader
                 from pyarrow.dataset import ParquetFileFormat
 
-                self._check_filters(schema)
+                if file == 0:  # otherwise this file is wrong, and not the filters
+                    self._check_filters(schema)
                 # Arrow compares filters with the statistics of a file, not with a footer. So make one of it.
                 metadata.write_metadata_file(sink := BufferOutputStream())
                 whole = ParquetFileFormat().make_fragment(BufferReader(sink.getvalue()))
@@ -244,12 +245,9 @@ class ParquetDataset(TableShards):
         return self._groups[shard].stored
 
     @cached_property
-    def _file_nbytes(self) -> Counter[int]:
+    def _file_nbytes(self) -> NDArray[Any]:
         """The stored bytes of all row groups of each file."""
-        found = Counter[int]()
-        for group in self._groups:
-            found[group.file] += group.stored
-        return found
+        return np.bincount([one.file for one in self._groups], [one.stored for one in self._groups])
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         from pyarrow import Table
