@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +72,8 @@ class ParquetDataset(TableShards):
         values fit without being rounded.
     filters : pyarrow.compute.Expression, list or None
         Which rows to read, such as ``[("year", ">", 2020)]``. Row groups whose statistics rule them out are
-        skipped. The filter compares stored values, and may name columns that are not read.
+        skipped, except for short gaps of up to 1 MiB in remote files. The filter compares stored values, and
+        may name columns that are not read.
     fill : dict or None
         Replacements for nulls, by column, such as ``{"age": -1}``. Without a replacement, a null among
         numbers is an error.
@@ -137,7 +138,8 @@ class ParquetDataset(TableShards):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._footers: dict[int, Footer] = {}
+        # Of files: Arrow's metadata, and the parts of a remote file not to request again.
+        self._footers: dict[int, tuple[Any, tuple[int, bytes] | None]] = {}
         found = self._ask_files(self._read_footer, range(len(self._urls)))
         self._choose(schema for schema, *_ in found)
         self._groups = [group for _, groups, _ in found for group in groups]
@@ -147,10 +149,7 @@ class ParquetDataset(TableShards):
 
     def __len__(self) -> int:
         if self.filters is not None or ask_ranks()[1] > 1:
-            raise NoIndices(
-                "a ParquetDataset has no length with filters, nor on several ranks, because each reads its "
-                "own row groups; its attribute rows is the number in all files"
-            )
+            raise NoIndices("a ParquetDataset has no length with filters, nor on several ranks; see .rows")
         return self.rows
 
     @property
@@ -186,19 +185,17 @@ class ParquetDataset(TableShards):
         with self._opened(file) as opened:
             schema, metadata = opened.schema_arrow, opened.metadata
             groups = _list_groups(metadata, file, set(self._find_columns(schema) or schema.names))
-            counts: list[int | None] = [group.rows for group in groups]
-            if self.filters is not None:
-                from pyarrow import BufferOutputStream, BufferReader
-                from pyarrow.dataset import ParquetFileFormat
+            if self.filters is None:
+                return schema, groups, [group.rows for group in groups]
+            if file == 0:  # otherwise this file is wrong, and not the filters
+                self._check_filters(schema)
+            import pyarrow.dataset
 
-                if file == 0:  # otherwise this file is wrong, and not the filters
-                    self._check_filters(schema)
-                # Arrow compares filters with the statistics of a file, not with a footer. So make one of it.
-                metadata.write_metadata_file(sink := BufferOutputStream())
-                whole = ParquetFileFormat().make_fragment(BufferReader(sink.getvalue()))
-                kept = {group.id for group in whole.subset(self.filters).row_groups}
-                counts = [None if number in kept else 0 for number in range(len(groups))]
-            return schema, groups, counts
+            # Arrow compares filters with the statistics of a file, not with a footer. So make one of it.
+            metadata.write_metadata_file(sink := pyarrow.BufferOutputStream())
+            whole = pyarrow.dataset.ParquetFileFormat().make_fragment(pyarrow.BufferReader(sink.getvalue()))
+            kept = {group.id for group in whole.subset(self.filters).row_groups}
+            return schema, groups, [None if group.number in kept else 0 for group in groups]
 
     def _find_columns(self, schema: pa.Schema) -> list[str] | None:
         """Return the columns to read from a file, with those that only the filters need; None means all."""
@@ -220,9 +217,8 @@ class ParquetDataset(TableShards):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        rows = dict(enumerate(group.rows for group in groups))
-        counts = rows if state.get("filters") is None else state.get("_counts")
-        super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
+        counts = dict(enumerate(group.rows for group in groups))  # they have no filters
+        super().__setstate__({"_counts": counts, **state, "_footers": {}, "_groups": groups})
 
     def _together(self, order: Sequence[int], first: int) -> int:
         nbytes, gap, last, file = 0, 0, first, self._groups[order[first]].file
@@ -311,21 +307,20 @@ class ParquetDataset(TableShards):
                 with ParquetFile(given, metadata=metadata, pre_buffer=True) as opened:
                     if metadata is None:
                         # The end of a larger file holds little more than the footer.
-                        if known and known[0] > _SMALL:
-                            known = known[0], b""
-                        self._keep(file, Footer(opened.metadata, known))
+                        known = (known[0], b"") if known and known[0] > _SMALL else known
+                        self._keep(file, (opened.metadata, known))
                     yield opened
 
-    def _keep(self, file: int, footer: Footer) -> None:
+    def _keep(self, file: int, footer: tuple[Any, tuple[int, bytes] | None]) -> None:
         """Keep a footer, and drop the oldest ones beyond `FOOTERS_NBYTES`."""
         # Several threads run this, without a lock: a fork could copy a lock while it is held. Each of these
         # steps on the dict is atomic.
         self._footers.pop(file, None)
         self._footers[file] = footer
         nbytes = 0
-        for number, one in reversed(list(self._footers.items())):
-            nbytes += int(one.metadata.serialized_size) + (len(one.known[1]) if one.known else 0)
-            if nbytes > FOOTERS_NBYTES and one is not footer:
+        for number, (metadata, known) in reversed(list(self._footers.items())):
+            nbytes += metadata.serialized_size + (len(known[1]) if known else 0)
+            if nbytes > FOOTERS_NBYTES and number != file:
                 self._footers.pop(number, None)
 
 
@@ -383,13 +378,6 @@ class Group:
     decoded: int = TOGETHER_NBYTES
 
 
-class Footer(NamedTuple):
-    """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
-
-    metadata: Any
-    known: tuple[int, bytes] | None
-
-
 def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
     """Return the row groups of file number `file`, counting only the columns with these names."""
     found = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -400,8 +388,5 @@ def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
     whole = max(sum(int(column.total_uncompressed_size) for column in columns), 1)
     stored = sum(int(column.total_compressed_size) for column in read) / whole
     decoded = sum(int(column.total_uncompressed_size) for column in read) / whole
-    sizes = [(int(group.num_rows), int(group.total_byte_size)) for group in found]
-    return [
-        Group(file, number, rows, int(size * stored), int(size * decoded))
-        for number, (rows, size) in enumerate(sizes)
-    ]
+    sizes = enumerate((int(group.num_rows), int(group.total_byte_size)) for group in found)
+    return [Group(file, at, rows, int(size * stored), int(size * decoded)) for at, (rows, size) in sizes]

@@ -130,8 +130,7 @@ class ShardDataset(IterableDataset[S]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases have these under other names.
         renamed = {"_shuffle": "shuffle", "_buffer": "shuffle_buffer", "_seed": "seed"}
-        found = {renamed.get(name, name): value for name, value in state.items()}
-        vars(self).update({**found, "_counts": found.get("_counts") or {}})
+        vars(self).update({"_counts": {}} | {renamed.get(name, name): one for name, one in state.items()})
 
     def _expand(self, url: str) -> list[str]:
         """Return what a name stands for, whose files need not exist."""
@@ -386,9 +385,8 @@ class ShardDataset(IterableDataset[S]):
                 if not held:
                     first, behind = self._locate(order, shard, sample + at + 1)
                     start = first, behind - 1
-                part = piece[at : at + room]
-                held.append(part)
-                at, room = at + len(part), room - len(part)
+                held.append(piece[at : at + room])
+                at, room = at + len(held[-1]), room - len(held[-1])
                 if not room:
                     yield Reached(*start, window, taken), held
                     window, taken, held, room = window + 1, 0, [], self.shuffle_buffer

@@ -142,8 +142,7 @@ class TarDataset(ShardDataset[Any]):
             yield yielded
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[list[Any]]:
-        (shard,) = shards
-        url = self._urls[shard]
+        url = self._urls[shards[0]]
         # tarfile and the decompressors raise many types
         reading = damaged("the file is truncated or not a tar file: ", Exception, file=url)
         with open_source(url, self._tries, buffered=True) as file, reading, _unpacked(file) as stream:
