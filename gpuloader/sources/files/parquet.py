@@ -246,7 +246,7 @@ class ParquetDataset(TableShards):
         return np.bincount([one.file for one in self._groups], [one.stored for one in self._groups])
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
-        from pyarrow import Table
+        from pyarrow import Table, array
 
         file, filters, counts = self._groups[shards[0]].file, self.filters, self._counts
         remote = is_remote(url := self._urls[file])
@@ -272,7 +272,7 @@ class ParquetDataset(TableShards):
                     table = Table.from_batches([batch])
                     if filters is not None:
                         places = np.arange(stored, stored := stored + len(batch))
-                        table = table.append_column("gpuloader: row", [places]).filter(filters)
+                        table = table.append_column("gpuloader: row", array(places)).filter(filters)
                         found += np.searchsorted(table[-1], ends)
                         whole = np.diff(found[: np.searchsorted(ends, stored, side="right")], prepend=0)
                         counts |= zip(kept, whole.tolist(), strict=False)

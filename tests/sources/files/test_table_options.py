@@ -275,12 +275,12 @@ class TestFilteredParquet:
         assert dataset._find_columns(schema) == ["row", "name"]
 
     @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer": 500}], ids=str)
-    @pytest.mark.parametrize("limit", [-1, 0.5, 0.97, 2])
+    @pytest.mark.parametrize("limit", [-1, 0.5, 0.99, 2])
     def test_a_remote_file_is_read_once_in_few_requests(self, tmp_path, remote, options, limit):
         generator = np.random.default_rng(0)
-        columns = {f"x{number}": generator.random(6_000) for number in range(20)}
-        table = pa.table({"id": range(6_000), **columns})
-        pq.write_table(table, tmp_path / "a.parquet", row_group_size=30)
+        columns = {f"x{number}": generator.random(14_000) for number in range(20)}
+        table = pa.table({"id": range(14_000), **columns})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
         with serve(tmp_path) as served:
             filters = (pc.field("x3") > limit) & (pc.field("id") >= 600)
             dataset = ParquetDataset(f"{served.url}/a.parquet", filters=filters, **options)
@@ -294,7 +294,8 @@ class TestFilteredParquet:
         table = pa.table({"id": range(24_000), "x": np.random.default_rng(0).random((24_000, 32)).tolist()})
         pq.write_table(table, tmp_path / "a.parquet", row_group_size=500)
         with serve(tmp_path) as served:
-            dataset = ParquetDataset(f"{served.url}/a.parquet", filters=[("id", "in", [300, 9_000, 23_000])])
+            filters = [[("id", "==", row)] for row in (300, 9_000, 23_000)]
+            dataset = ParquetDataset(f"{served.url}/a.parquet", filters=filters)
             served.ranges.clear()
             assert joined(DataLoader(dataset, places="cpu", ragged=["x"]), "id") == [300, 9_000, 23_000]
         assert sum(count for _, count in served.ranges) < (tmp_path / "a.parquet").stat().st_size / 8
