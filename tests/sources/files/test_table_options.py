@@ -248,18 +248,27 @@ class TestFilteredParquet:
             assert joined(first, "row") == whole[: 3 * received]
             assert sorted(joined(other, "row")) == sorted(whole[3 * received :])
 
-    def test_a_damaged_row_group_is_named_after_those_that_are_intact(self, paths):
-        with pq.ParquetFile(paths[0]) as found:
-            column = found.metadata.row_group(3).column(0)
-            start = column.dictionary_page_offset or column.data_page_offset
+    @pytest.mark.parametrize("pieces", [8 << 20, 300], ids=["whole", "pieces"])
+    def test_a_damaged_row_group_is_named_after_those_that_are_intact(self, paths, monkeypatch, pieces):
+        monkeypatch.setattr(parquet, "PIECE_NBYTES", pieces)
+        with pq.ParquetFile(paths[0]) as opened:
+            column = opened.metadata.row_group(3).column(0)
+        start = column.dictionary_page_offset or column.data_page_offset
         body = bytearray(paths[0].read_bytes())
         body[start : start + 20] = b"\xff" * 20
         paths[0].write_bytes(body)
-        found = []
-        dataset = ParquetDataset(paths[0], ["row"], filters=[("name", "!=", "n0")])
-        with pytest.raises(DataFileError, match="row group 3: the file is truncated or not a Parq"):
-            found.extend(sample["row"] for sample in dataset)
-        assert found == [row for row in range(21) if row % 7]
+        filters = [("name", "not in", ["n0", "n1"])]
+        intact = [row for row in range(21) if row % 7 > 1]
+        for taken in (0, 3, 5, 7):
+            dataset, found = ParquetDataset(paths[0], ["row"], filters=filters), []
+            if taken:
+                blocks = dataset.iter_blocks(taken)
+                next(blocks)
+                blocks.close()
+                dataset.load_state_dict(dataset.state_dict())
+            with pytest.raises(DataFileError, match="row group 3: the file is truncated or not a Parq"):
+                found.extend(sample["row"] for sample in dataset)
+            assert found == intact[taken:]
         # Nothing is wrong with a row group that the statistics rule out.
         rest = ParquetDataset(paths[0], ["row"], filters=[("row", ">", 30)])
         assert [sample["row"] for sample in rest] == [*range(31, 50)]
