@@ -397,14 +397,15 @@ class ShardDataset(IterableDataset[S]):
         """Yield the samples of the stream's shards from a position on, and where each piece begins.
 
         If shards are read together, the beginning is a number of samples after the start of the first one.
-        Threads read the next shards of remote files ahead.
+        Shards that are known to have no samples are left out. Threads read the next shards of remote files
+        ahead.
         """
         remote = any(map(remote_files.is_remote, self._urls))
         begun: deque[tuple[int, int, int, Iterator[Any]]] = deque()
         try:
             while begun or first < len(order):
                 while first < len(order):
-                    if self._counts.get(order[first]) == 0:
+                    if self._counts.get(order[first]) == 0:  # nothing to read
                         first += 1
                         continue
                     stop = first + self._together(order, first)
@@ -416,7 +417,7 @@ class ShardDataset(IterableDataset[S]):
                     pieces = start_reading(partial(_in_turn, read), PIECES_AHEAD) if remote else read()
                     begun.append((first, skip, nbytes, pieces))
                     first, skip = stop, 0
-                for at, sample, _, pieces in list(begun)[:1]:
+                for at, sample, _, pieces in list(begun)[:1]:  # none if the last shards have no samples
                     for piece in pieces:
                         yield at, sample, piece
                         sample += len(piece)
