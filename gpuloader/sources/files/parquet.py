@@ -217,8 +217,9 @@ class ParquetDataset(TableShards):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        counts = dict(enumerate(group.rows for group in groups))  # they have no filters
-        super().__setstate__({"_counts": counts, **state, "_footers": {}, "_groups": groups})
+        rows = dict(enumerate(group.rows for group in groups))
+        counts = rows if state.get("filters") is None else state.get("_counts", {})
+        super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
         nbytes, gap, last, file = 0, 0, first, self._groups[order[first]].file
