@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from operator import itemgetter
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import Any, NamedTuple, Protocol
@@ -127,10 +126,12 @@ def find_runs(layout: Layout) -> Layout:
     FieldLayout(offset=0, shape=(3, 32), dtype=dtype('float32'), strides=(256, 4))
     """
     runs = []
-    for (shape, dtype), (first, *others) in itertools.groupby(layout.fields, itemgetter(1, 2)):
-        step, row = others[0].offset - first.offset if others else 0, np.empty(shape[1:], dtype)
+    # Equal dtypes may differ in their metadata, so only the same one counts.
+    by_kind = itertools.groupby(layout.fields, lambda field: (field.shape, id(field.dtype)))
+    for (shape, _), (first, *others) in by_kind:
+        step, row = others[0].offset - first.offset if others else 0, np.empty(shape[1:], first.dtype)
         strides = step, row.nbytes, *row.strides
-        runs.append(FieldLayout(first.offset, (1 + len(others), *shape), dtype, strides))
+        runs.append(FieldLayout(first.offset, (1 + len(others), *shape), first.dtype, strides))
     return layout._replace(runs=tuple(runs)) if len(runs) < len(layout.fields) else layout
 
 

@@ -636,7 +636,6 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
         _check_alike([staged for staged, _ in step])
     batches: list[Any] = []
     for staged, arrays in step:
-        assert staged.tree is not None
         mask = arrays.pop() if masked else None
         batch = staged.tree.build_batch(staged.levels, arrays, staged.objects, transposed=plan.transposed)
         if plan.names is not None:
@@ -652,9 +651,7 @@ def present_step(plan: LoadingPlan, position: Position, masked: bool, step: Deli
 def _check_alike(parts: Sequence[StagedBatch]) -> None:
     """Raise `SampleError` unless the parts of a batch have the same fields, shapes and dtypes."""
     first, *others = parts
-    assert first.tree is not None
     for part in others:
-        assert part.tree is not None
         if part.layout is first.layout:  # equal batches share one, so this is nearly always all
             continue
         field, expected, got = None, first.tree.describe(), part.tree.describe()

@@ -121,14 +121,12 @@ class Epochs:
             if moved > self._resumed.epoch:
                 self.set_epoch(moved)
         prepared, self._prepared = self._prepared, None
-        if prepared is not None:
-            position, epoch, resumed, process = prepared
-            is_next = resumed is not None or position.epoch == self._next
-            # A forked child must not read from its parent's epoch. A state loaded since then comes first.
-            if is_next and resumed is self._resumed and process == os.getpid():
+        if prepared is not None and prepared[3] == os.getpid():  # a forked child must not read its parent's
+            position, epoch, resumed, _ = prepared
+            # A state loaded since then comes first.
+            if resumed is self._resumed and (resumed is not None or position.epoch == self._next):
                 return position, epoch
-            if process == os.getpid():
-                epoch.close()
+            epoch.close()
         position = self._resumed or self.start(self._next)
         if ahead is not None and (self._resumed is None or position.seed is None):
             position.seed, position.torch_order = ahead.seed, ahead.torch_order

@@ -85,7 +85,6 @@ class PrefetchedSource:
         staged.state, is_last = staged.state
         if is_last:
             self._batches.end_of_dataloader = True
-        assert staged.tree is not None
         return staged.tree.build_batch(staged.levels, arrays, staged.objects)
 
     def finish(self) -> None:

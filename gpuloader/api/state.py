@@ -156,6 +156,7 @@ class Position:
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain data, which `read_state` reads."""
         state: dict[str, Any]
+        known = {"ranks": self.ranks, "order_batch_size": self.order_size}  # left out if None
         if self.step is not None and not self.dealt:
             state = {"version": _POSITIONED, "epoch": self.epoch, "seed": self.seed, "position": self.taken}
             if self.beyond:
@@ -165,10 +166,7 @@ class Position:
         else:
             batches = self.taken if self.dealt else self.batches
             state = {"version": _COUNTED, "epoch": self.epoch, "batches": batches}
-            if self.seed is not None:
-                state["seed"] = self.seed
-            if self.size is not None:
-                state["batch_size"] = self.size
+            known |= {"seed": self.seed, "batch_size": self.size, "source": self.own}
             if self.shards > 1:
                 state["shards"] = self.shards
             if self.beyond:
@@ -176,15 +174,10 @@ class Position:
             if self.readers is not None:
                 state["turn"] = self.turn
                 reached = [self.workers.get(worker, ItemState(worker, 0)) for worker in range(self.readers)]
-                state["workers"] = [
-                    [one.batches, one.state, *([True] if one.ended else [])] for one in reached
-                ]
-            if self.own is not None:
-                state["source"] = self.own
+                state["workers"] = [[one.batches, one.state, *[True] * one.ended] for one in reached]
         if self.copies is not None:
             state["dataset"] = [self.copies, [[one.worker, one.state] for one in self.workers.values()]]
-        known = {"ranks": self.ranks, "order_batch_size": self.order_size}
-        state |= {name: number for name, number in known.items() if number is not None}
+        state |= {name: value for name, value in known.items() if value is not None}
         if self.torch_order is not None:
             state["drawn"] = self.torch_order.origin
         return state

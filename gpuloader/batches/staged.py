@@ -22,6 +22,7 @@ Reserve = Callable[[int], Slot]
 """Reserves a slot of at least the given number of bytes; called once per batch."""
 END = object()
 """What `next` returns instead of an item when there are no more."""
+_TUPLE = Tree.flat(())
 
 
 # Not frozen: that would make creating one slower than all its later handling.
@@ -36,9 +37,9 @@ class StagedBatch:
         arrays.
     number : int
         The batch's position in the epoch, from 0.
-    tree, objects : Tree or None, tuple of list
-        How the fields make up the batch that the user receives; None means a tuple. The fields that are not
-        arrays have one value per sample.
+    tree, objects : Tree, tuple of list
+        How the fields make up the batch that the user receives; one without fields means a tuple. The fields
+        that are not arrays have one value per sample.
     state : object
         The source's own state after this batch, if it has one.
     apart, in_slot : tuple of pairs, int or None
@@ -55,7 +56,7 @@ class StagedBatch:
     layout: Layout
     levels: tuple[int, ...]
     number: int
-    tree: Tree | None = None
+    tree: Tree = _TUPLE
     objects: tuple[Any, ...] = ()
     state: Any = None
     apart: tuple[tuple[HostBytes, int], ...] = ()
@@ -113,12 +114,12 @@ def begin_batch(
     levels: tuple[int, ...],
     number: int,
     reserve: Reserve,
-    tree: Tree | None = None,
+    tree: Tree,
     objects: Iterable[Any] = (),
 ) -> StagedBatch:
     """Return batch `number`, yet to be written, in a slot with space for what its transforms need."""
     needed = layout
-    if collation.programmer is not None and tree is not None:
+    if collation.programmer is not None:
         program = collation.programmer.program(tree.array_names, levels, layout)
         needed = program.whole if collation.on_host else program.copied
     return StagedBatch(reserve(needed.nbytes), layout, levels, number, tree, tuple(objects))
@@ -133,7 +134,7 @@ def complete(collation: Collation, staged: StagedBatch, keys: Indices | Stretch)
         A transform does not accept its field.
     """
     programmer = collation.programmer
-    if programmer is None or staged.tree is None:
+    if programmer is None:
         return staged
     program = programmer.program(staged.tree.array_names, staged.levels, staged.layout)
     # On a CPU place the results lie behind the fields in the slot; on a GPU they are in the device's slot.

@@ -260,11 +260,10 @@ class Tree:
         self.depth = 0 if isinstance(root, Leaf) else 1 if root.of_leaves else 2
         self.is_flat = self.depth == 1 and isinstance(root, Branch) and root.keys is None
         # Where each leaf's value lies among the values of all arrays, followed by those of all other leaves.
+        arrays, others = iter(range(len(leaves))), iter(range(len(self.array_names), len(leaves)))
         self.order: list[int] = []
-        array, other = 0, len(self.array_names)
         for leaf in leaves:
-            self.order.append(array if leaf.is_array else other)
-            array, other = array + leaf.is_array, other + (not leaf.is_array)
+            self.order.append(next(arrays if leaf.is_array else others))
         self._is_in_order = self.order == [*range(len(leaves))]
 
     @classmethod

@@ -207,9 +207,8 @@ class StaticSlot:
     def __init__(self, device: Device) -> None:
         self.epoch: weakref.ref[Any] | None = None  # the latest `Epoch` that delivers here
         self._device = device
-        self._slot: DeviceSlot | None = None
-        self._layout = self._known = Layout((), 0)
-        self._mask_at = 0
+        # The layout of the latest batch; None before the first, for which the memory is allocated.
+        self._known: Layout | None = None
         # The leases of all batches are counted, so a batch that is alive two requests later is an error
         # instead of an array that has silently changed.
         self._freed: deque[tuple[int, DeviceSlot]] = deque()
@@ -250,7 +249,7 @@ class StaticSlot:
 
     def is_captured(self, device: DeviceCalls, known: Stream) -> bool:
         """Return whether a stream other than `known`, on which the latest batch is used, is captured."""
-        return self._slot is not None and self._slot.is_captured(device, known)
+        return self._known is not None and self._slot.is_captured(device, known)
 
     def fit(self, staged: StagedBatch, mask: Array | None = None) -> tuple[DeviceMemory, Layout]:
         """Return the memory, allocated for the first batch, and where a batch's fields and mask lie in it.
@@ -258,7 +257,7 @@ class StaticSlot:
         Raises `SampleError` if the batch has other shapes or dtypes than the first one.
         """
         layout = staged.layout
-        if self._slot is None:
+        if self._known is None:
             # On a device, other memory may lie between the fields. With strides, a batch is on the host.
             specs = tuple((one.shape, one.dtype) for one in layout.fields)
             self._layout = layout if any(one.strides for one in layout.fields) else arrange(specs)
@@ -276,30 +275,29 @@ class StaticSlot:
 
     def _check(self, staged: StagedBatch) -> None:
         fields = staged.layout.fields
-        names = None if staged.tree is None else staged.tree.array_names
+        named = zip(staged.tree.array_names, staged.levels, strict=False)
+        # A field of sequences has several arrays.
+        names = [name for name, level in named for _ in range(1 + level)] or [*map(str, range(len(fields)))]
         if len(fields) != len(self._layout.fields):
             raise _unlike(staged, f"{len(self._layout.fields)} arrays", f"{len(fields)} arrays")
         for number, (first, later) in enumerate(zip(self._layout.fields, fields, strict=True)):
             if (first.shape, first.dtype) != (later.shape, later.dtype):
                 expected, got = (describe_field(one.shape, one.dtype) for one in (first, later))
-                raise _unlike(staged, expected, got, str(number) if names is None else names[number])
+                raise _unlike(staged, expected, got, names[number])
 
     def take_over(self, device: DeviceCalls, stream: Stream) -> None:
         """Make later work on `stream` wait for all use of the latest batch, on whichever stream."""
-        assert self._slot is not None
         if self._slot.streams != [stream]:  # on the same stream, its own order suffices
             self._slot.release(device)
             self._slot.await_release(device, stream)
 
     def follow(self, device: DeviceCalls, stream: Stream) -> None:
         """Order the latest batch, not yet received by the user, before the user's current stream."""
-        assert self._slot is not None
         self.take_over(device, stream)
         self._slot.streams = [device.keep(stream)]
 
     def lend(self, number: int, stream: Stream) -> Lease:
         """Return a lease of batch `number` to a user who computes on `stream`, which the device keeps."""
-        assert self._slot is not None
         self._slot.streams = [stream]
         self._latest += 1
         self._held[self._latest] = number

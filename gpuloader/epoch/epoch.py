@@ -23,6 +23,8 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
+from operator import attrgetter
 from time import monotonic, perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
@@ -342,14 +344,10 @@ class Epoch:
         self.is_running = True
         self._ring = self.buffers.ring
         self._lanes = lanes = self.buffers.lanes
-        self._copying_lanes: list[Lane] = []
-        self._statics: list[StaticSlot] = []
-        for lane in lanes:
-            if not lane.device.direct:
-                self._copying_lanes.append(lane)
-            if lane.static is not None:
-                self._statics.append(lane.static)
-                lane.static.epoch = weakref.ref(self)
+        self._copying_lanes: list[Lane] = [*filterfalse(attrgetter("device.direct"), lanes)]
+        self._statics: list[StaticSlot] = [*filter(None, map(attrgetter("static"), lanes))]
+        for static in self._statics:
+            static.epoch = weakref.ref(self)
         # Whether `begin_step` precedes each step: a capture only forbids calls to a device, and only batches
         # in one memory can overwrite each other.
         self.asks = bool(self._copying_lanes or self._statics)

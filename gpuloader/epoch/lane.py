@@ -65,6 +65,7 @@ class InFlightBatch:
     decoded: Sequence[Decoded] = ()  # images to copy in, until the host knows that they were copied
 
 
+@dataclass(eq=False, repr=False)
 class Lane:
     """Takes staged batches to one place: issues copies, hands out leases, and reclaims released slots.
 
@@ -72,50 +73,33 @@ class Lane:
     CuPy keeps the current device and stream per thread, and this way no other thread has to wake up. Nothing
     here waits for the user to release a batch: a user who holds all device slots gets a new one, and one who
     holds too many host slots gets a copy.
-
-    Parameters
-    ----------
-    output : Output
-        The framework whose arrays the user gets, and the stream on which the user computes.
-    programmer : Programmer or None
-        Builds the programs that transform batches on the device after their copy. May be replaced between
-        epochs.
-    static : StaticSlot or None
-        Where all batches are delivered; None delivers each batch in a slot of its own.
-    urgent : bool
-        Whether kernels of transforms run ahead of kernels on streams of normal priority.
     """
 
-    def __init__(
-        self,
-        device: Device,
-        ring: Ring,
-        prefetch: int,
-        meter: Meter,
-        output: Output,
-        programmer: Programmer | None = None,
-        static: StaticSlot | None = None,
-        urgent: bool = False,
-    ) -> None:
-        self.device = device
-        self.static = static
-        self.prefetch = prefetch  # steps copied ahead of the consumer; may change between steps
-        self.programmer = None if device.direct else programmer
+    device: Device
+    _ring: Ring
+    prefetch: int  # steps copied ahead of the consumer; may change between steps
+    _meter: Meter
+    _output: Output  # the framework whose arrays the user gets, and the stream on which the user computes
+    # Builds the programs that transform batches after their copy; may be replaced between epochs.
+    programmer: Programmer | None = None
+    static: StaticSlot | None = None  # where all batches are delivered; None delivers each in its own slot
+    _urgent: bool = False  # whether kernels of transforms run ahead of those on streams of normal priority
+
+    def __post_init__(self) -> None:
+        device, output = self.device, self._output
         # Whether no user code runs between `begin` and `issue`, not even to fetch a batch.
         self.runs_only_ours = False
-        self._output = output
         # Whether a host's arrays become tensors.
         self._wraps = not isinstance(output, SharedOutput) or output.wrap is not None
-        self._ring = ring
-        self._meter = meter
-        self._urgent = urgent
-        if not device.direct:
+        if device.direct:
+            self.programmer = None
+        else:
             self._slots = DeviceSlots(device)
         # Besides those copied ahead: the slot in use, and one that the GPU is still finishing with. With one
         # slot fewer, a copy into the slot of a promptly dropped batch would wait for the work on that batch,
         # and every step would cost another hop between streams. Batches that are moved to fixed addresses
         # leave their slots immediately.
-        self._behind = 1 if static is not None else 2
+        self._behind = 1 if self.static is not None else 2
         # Each copy has its own event, directly behind it. A slot's `ready` lies behind kernels, which the
         # host slot need not wait for, and may be recorded again while the host still asks about its last use.
         self._copying: deque[tuple[Event, InFlightBatch, Timing | None]] = deque()
@@ -123,12 +107,12 @@ class Lane:
         self._is_late = False
         self._stream: Stream = None  # the consumer's, when last checked for a capture
         self._begun: DeviceCalls | None = None  # in this `next`, and not since a batch was issued
-        self._copy_stream = None if device.direct else device.stream(urgent=urgent)
+        self._copy_stream = None if device.direct else device.stream(urgent=self._urgent)
         # Separate streams, so that a batch is copied while kernels compute the previous one.
         self._kernel_stream = self._copy_stream
         if self.programmer is not None and self.programmer.sources is None:
-            self._kernel_stream = device.stream(urgent=urgent)
-        self._timer = CopyTimer(device, self._copy_stream, meter)
+            self._kernel_stream = device.stream(urgent=self._urgent)
+        self._timer = CopyTimer(device, self._copy_stream, self._meter)
         self._decoder: BatchDecoder | None = None
 
     # A batch arrives: its copy is issued, and its kernels behind it.
@@ -141,7 +125,7 @@ class Lane:
         try:
             program: BatchProgram | None = None
             decoded: Sequence[Decoded] = ()
-            if self.programmer is not None and staged.tree is not None:
+            if self.programmer is not None:
                 find = partial(self.programmer.program, staged.tree.array_names, drawn=True)
                 program = find(staged.levels, staged.layout)
                 if program.decodings:

@@ -24,14 +24,7 @@ from gpuloader.order import samplers
 from gpuloader.order.dividing import ALONE, Division, Sharding
 from gpuloader.order.order import IndexArray, InOrder, Mapped, Mixed, Order, as_indices
 from gpuloader.order.plan import BulkPlan, DealtPlan, GroupedPlan, OrderedPlan, Plan
-from gpuloader.order.samplers import (
-    BatchSampler,
-    BucketSampler,
-    RandomSampler,
-    Sampler,
-    SequenceSampler,
-    check_length,
-)
+from gpuloader.order.samplers import BatchSampler, BucketSampler, Sampler, SequenceSampler, check_length
 from gpuloader.order.torch_order import find_torch_sampler
 from gpuloader.order.worker_info import find_rank, find_torch_rank
 from gpuloader.system.iterators import refuse_read
@@ -235,7 +228,7 @@ def find_shared(sampler: GivenSampler) -> Sampler[Any] | None:
     # Random samplers of PyTorch and Paddle draw from a generator of the process, which differs between ranks.
     # An iterator yields its indices only once, so a later epoch would have none.
     drawing = find_classes("RandomSampler", "SubsetRandomSampler", "WeightedRandomSampler")
-    draws = isinstance(getattr(given, "sampler", given), (RandomSampler, *drawing))
+    draws = isinstance(getattr(given, "sampler", given), (samplers.RandomSampler, *drawing))
     # A `set_epoch` shows that a sampler's order depends only on the epoch.
     tells = sampler.in_batches or callable(getattr(given, "set_epoch", None))
     if isinstance(given, Iterator) or draws or not tells:

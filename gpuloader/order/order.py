@@ -25,21 +25,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from gpuloader.errors import BadValue
 from gpuloader.foreign import is_tensor, tensor_array
-from gpuloader.order.randomness import (
-    BUCKETED,
-    DRAWN,
-    MIXED,
-    PERMUTED,
-    REPEATED,
-    SORTED,
-    SORTED_AT_MOST,
-    WEIGHTED,
-    WINDOWED,
-    derive_key,
-    hash_positions,
-    permute,
-    sort_hashes,
-)
+from gpuloader.order import randomness
+from gpuloader.order.randomness import SORTED_AT_MOST, derive_key, hash_positions, sort_hashes
 
 IndexArray = NDArray[np.int64]
 
@@ -204,8 +191,8 @@ class Shuffled(Computed):
         # seconds and 8 bytes per sample, on every rank, so only the requested entries are computed.
         if self.count <= SORTED_AT_MOST:
             return self._table()[positions]
-        key = derive_key(self.seed, self.epoch, PERMUTED)
-        return permute(positions.astype(np.uint64), self.count, key).view(np.int64)
+        key = derive_key(self.seed, self.epoch, randomness.PERMUTED)
+        return randomness.permute(positions.astype(np.uint64), self.count, key).view(np.int64)
 
     def slice(self, start: int, stop: int) -> IndexArray:
         """Return the entries from position `start` to before `stop`."""
@@ -217,7 +204,8 @@ class Shuffled(Computed):
 
     def _table(self) -> IndexArray:
         if (table := self._kept) is None:
-            table = sort_hashes(self.count, derive_key(self.seed, self.epoch, SORTED)).view(np.int64)
+            key = derive_key(self.seed, self.epoch, randomness.SORTED)
+            table = sort_hashes(self.count, key).view(np.int64)
             table.flags.writeable = False
             self._kept = table
         return table
@@ -247,7 +235,7 @@ class Repeated(_Counted):
         for turn in np.unique(turns).tolist():
             here = turns == turn
             # The first permutation is that of a sampler that draws no more samples than there are.
-            seed = derive_key(self.seed, turn, REPEATED) if turn else self.seed
+            seed = derive_key(self.seed, turn, randomness.REPEATED) if turn else self.seed
             found[here] = Shuffled(self.count, seed, self.epoch).at(within[here])
         return found
 
@@ -266,7 +254,8 @@ class Drawn(_Counted):
 
     def at(self, positions: IndexArray) -> IndexArray:
         """Return the entries at `positions`."""
-        hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, DRAWN))
+        key = derive_key(self.seed, self.epoch, randomness.DRAWN)
+        hashes = hash_positions(positions.astype(np.uint64), key)
         # The remainder favors small indices by less than count / 2**64; no epoch is long enough to show that.
         return (hashes % np.uint64(self.count)).view(np.int64)
 
@@ -316,7 +305,8 @@ class Weighted(Computed):
 
     def _uniform(self, positions: IndexArray) -> NDArray[np.float64]:
         """Return a number strictly between 0 and 1 for each position."""
-        hashes = hash_positions(positions.astype(np.uint64), derive_key(self.seed, self.epoch, WEIGHTED))
+        key = derive_key(self.seed, self.epoch, randomness.WEIGHTED)
+        hashes = hash_positions(positions.astype(np.uint64), key)
         # 52 bits and a half: exact as a float, and never 0, which has no logarithm.
         return ((hashes >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
@@ -410,7 +400,7 @@ class Windowed(Computed):
         for number in np.unique(windows).tolist():
             here, start = windows == number, int(stops[number - 1]) if number else 0
             if (kept := self._latest)[0] != number:
-                key = derive_key(self.seed, WINDOWED, number + 1)
+                key = derive_key(self.seed, randomness.WINDOWED, number + 1)
                 kept = self._latest = number, Shuffled(int(stops[number]) - start, key, self.epoch)
             placed[here] = kept[1].at(positions[here] - start) + start
         return placed + shifts[np.searchsorted(ends, placed, side="right")]
@@ -418,7 +408,7 @@ class Windowed(Computed):
 
 def shuffle_chunks(count: int, seed: int, epoch: int) -> IndexArray:
     """Return the order in which an epoch visits chunks; what reads windows of them needs it, too."""
-    return Shuffled(count, derive_key(seed, WINDOWED), epoch).slice(0, count)
+    return Shuffled(count, derive_key(seed, randomness.WINDOWED), epoch).slice(0, count)
 
 
 @dataclass(eq=False, repr=False)
@@ -465,7 +455,7 @@ class Bucketed(Computed):
             # Stable, so that samples of equal length keep their random order on every machine.
             ascending = drawn[np.argsort(self.lengths[drawn], kind="stable")]
             batches = ascending.reshape(-1, self.batch_size)
-            key = derive_key(self.base.seed, self.base.epoch, BUCKETED, number)
+            key = derive_key(self.base.seed, self.base.epoch, randomness.BUCKETED, number)
             pool = batches[sort_hashes(len(batches), key).view(np.int64)].reshape(-1)
             self._sorted = number, pool
         return pool
@@ -609,7 +599,7 @@ class Mixed(Computed):
         owners, ranks = interleave(stage.counts, start, min(start + _BLOCK, end))
         shuffled = owners
         if self.shuffle:
-            key = derive_key(self.seed, self.epoch, MIXED, number, block)
+            key = derive_key(self.seed, self.epoch, randomness.MIXED, number, block)
             shuffled = owners[sort_hashes(len(owners), key).view(np.int64)]
         entries = np.empty(len(owners), np.int64)
         offset = 0
@@ -632,7 +622,7 @@ class Mixed(Computed):
             here = slice(*np.searchsorted(passes, [turn, turn + 1]).tolist())
             kept = self._latest.get(owner)
             if kept is None or kept[0] != turn:
-                seed = derive_key(self.seed, MIXED, owner, turn)
+                seed = derive_key(self.seed, randomness.MIXED, owner, turn)
                 kept = self._latest[owner] = turn, Shuffled(size, seed, self.epoch)
             within[here] = kept[1].at(within[here])
         return within

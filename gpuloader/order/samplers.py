@@ -19,16 +19,7 @@ from gpuloader.errors import BadType, BadTypeOrValue, BadValue, LoaderError, Que
 from gpuloader.foreign import is_torch_generator
 from gpuloader.order import order as orders
 from gpuloader.order.dividing import ALONE, Division, Share
-from gpuloader.order.order import (
-    Bucketed,
-    IndexArray,
-    InOrder,
-    Mapped,
-    Order,
-    Repeated,
-    Shuffled,
-    check_whole,
-)
+from gpuloader.order.order import IndexArray, InOrder, Mapped, Order, Repeated, Shuffled, check_whole
 from gpuloader.order.randomness import BUCKETED, GeneratorLike, derive_key, draw_seed, sort_hashes
 from gpuloader.order.worker_info import find_rank
 from gpuloader.system.iterators import Steady, group
@@ -707,7 +698,8 @@ class _Buckets(_Seeded):
     def _draw(self, seed: int, epoch: int) -> Order:
         if self._sorted is not None:
             return Mapped(InOrder(len(self.lengths)), self._sorted)
-        return Bucketed(Shuffled(len(self.lengths), seed, epoch), self.lengths, self._batch_size, self._pool)
+        base = Shuffled(len(self.lengths), seed, epoch)
+        return orders.Bucketed(base, self.lengths, self._batch_size, self._pool)
 
 
 def _measure(dataset: Any, key: Callable[[Any], float]) -> list[float]:

@@ -46,14 +46,18 @@ def own_method(dataset: object, name: str, overriding: Set[str] = READING) -> An
     # If a subclass of the class with the method overrides how samples are read, the user's code, which may
     # augment each sample, would not run.
     decides = {name, *overriding}
-    kind = next((one for one in type(dataset).__mro__ if not decides.isdisjoint(vars(one))), object)
-    return getattr(dataset, name, None) if name in vars(kind) else None
+    for kind in type(dataset).__mro__:
+        if not decides.isdisjoint(vars(kind)):
+            return getattr(dataset, name, None) if name in vars(kind) else None
+    return None
 
 
 def reads_like(dataset: object, *bases: type) -> bool:
     """Return whether a dataset is of one of these classes, or of a subclass that reads in the same way."""
-    kinds = type(dataset).__mro__
-    return next((one for one in kinds if one in bases or not READING.isdisjoint(vars(one))), None) in bases
+    for kind in type(dataset).__mro__:
+        if kind in bases or not READING.isdisjoint(vars(kind)):
+            return kind in bases
+    return False
 
 
 def find_arrays(dataset: object) -> ArrayRows | None:
@@ -174,14 +178,14 @@ def check_rows(
     rows = np.asarray(indices)
     outside = np.flatnonzero((rows < -length) | (rows >= length))
     if outside.size:
-        raise IndexError(
+        raise (BadIndex if rows[outside[0]] < 0 else IndexError)(
             f"{_count(dataset, length)} has no sample {rows[outside[0]]}, "
             f"listed at position {outside[0]} of the indices"
         )
     return np.where(rows < 0, rows + length, rows).astype(np.int64, copy=False)
 
 
-def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
+def as_rows(dataset: Sized, indices: Sequence[int] | NDArray[np.int64], length: int) -> Rows:
     """Return indices as rows from 0 to below `length`: as a slice if they are consecutive and not negative.
 
     Other rows may be the array that was given.
@@ -191,7 +195,9 @@ def as_rows(dataset: object, indices: Sequence[int] | NDArray[np.int64], length:
     """
     if isinstance(indices, range) and indices.step == 1 and 0 <= indices.start < indices.stop <= length:
         return slice(indices.start, indices.stop)
-    rows = np.asarray(indices, np.int64)
+    rows = np.asarray(indices)
+    if rows.dtype.kind != "i":  # NumPy would cut off fractions, and parse text
+        rows = np.array([check_index(dataset, index) for index in indices], np.int64)
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
     # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.
     if 0 <= first <= last < length and last - first == len(rows) - 1 and (rows[1:] - rows[:-1] == 1).all():

@@ -152,6 +152,8 @@ class Block:
         >>> block = Block([Part({"x": np.arange(9)}, slice(1, 4)), Part({"x": np.arange(9)}, slice(6, 9))])
         >>> block.take(range(0, 6, 2)).columns(), block.take([10, 13, 13], 10).columns()
         ({'x': array([1, 3, 7])}, {'x': array([1, 6, 6])})
+        >>> block.take(range(0, 6, 2)).take(range(0, 3, 2)).columns()
+        {'x': array([1, 7])}
         """
         parts: list[Part] = []
         for part in self.parts:
@@ -161,11 +163,11 @@ class Block:
                 rows = part.rows
                 if isinstance(here, list):
                     rows = number_rows(rows)[np.array(here) - start]
-                elif isinstance(rows, slice):  # NumPy copies every so many rows faster without their numbers
-                    first = rows.start - start
-                    rows = slice(first + here.start, first + here.stop, here.step)
+                elif isinstance(rows, slice) and not rows.step:
+                    first = rows.start - start  # NumPy copies every so many rows faster without their numbers
+                    rows = slice(first + here.start, first + here.stop, here.step if here.step > 1 else None)
                 else:
-                    rows = rows[here.start - start : here.stop - start : here.step]
+                    rows = number_rows(rows)[here.start - start : here.stop - start : here.step]
                 parts.append(Part(part.columns, rows, part.dtypes))
             start = stop
         return Block(parts)

@@ -119,13 +119,12 @@ class TokenWindows(Dataset[Any]):
         )
 
     def _array_rows(self) -> ArrayRows:
-        windows, starts = sliding_window_view(self.tokens, self._span), None
+        windows = sliding_window_view(self.tokens, self._span)
+        starts: WindowStarts | None = self._starts
         # Within one document, the windows are a plain slice, and rows need no lookup.
         if len(self._starts.first) == 1:
             start = int(self._starts.first[0])
-            windows = windows[start : start + len(self) * self.stride : self.stride]
-        else:
-            starts = self._starts
+            windows, starts = windows[start : start + len(self) * self.stride : self.stride], None
         if self._targets:
             return ArrayRows((windows[:, :-1], windows[:, 1:]), starts)
         return ArrayRows((windows,), starts, bare=True)

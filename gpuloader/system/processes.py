@@ -78,6 +78,9 @@ def _begin_as_child() -> None:
     global _starting, _children
     _starting = threading.Lock()  # the parent held the inherited one while it forked
     _children = Living()  # the inherited ones are siblings of this process, which must not end them
+    # An open copy of a link would hide the parent's death from its workers, and keep their servers alive.
+    while _links:
+        close_quietly(_links.pop())
 
 
 after_fork(_begin_as_child)
@@ -211,16 +214,6 @@ def close_link(link: socket.socket | Connection) -> None:
     """Close our end of a link."""
     close_quietly(link)
     _links.discard(link)
-
-
-def _disown_all() -> None:
-    """Close a forked process's copies of the links that belong to its parent."""
-    # An open copy would hide the parent's death from its workers, and keep their servers alive.
-    while _links:
-        close_quietly(_links.pop())
-
-
-after_fork(_disown_all)
 
 
 @contextmanager

@@ -61,10 +61,8 @@ class Resample(Plain):
         >>> Resample(None, (8, 8)).find(["label", "image"], [0, 2])
         'image'
         """
-        for name, level in zip(names, levels, strict=True):
-            if level in (Region.level, Encoded.level):
-                return name
-        return None
+        found = zip(names, levels, strict=True)
+        return next((name for name, level in found if level in (Region.level, Encoded.level)), None)
 
     def _merge(self, after: Normalize) -> Resample | None:
         # The kernel makes HWC, so a Normalize of another layout does not fit.

@@ -55,7 +55,6 @@ class Autotuner:
         self.settled_at: LoaderStats | None = None  # the statistics at that moment
         self.tried: list[tuple[Setting, float]] = []  # every setting measured, with its steps per second
         self._meter = meter
-        self._apply: Callable[[Setting], int | None] | None = None  # that of the latest epoch
         self._in_force = setting
         self._flushing = 0
         self._latest = 0, 0, 0
@@ -72,7 +71,7 @@ class Autotuner:
         `apply` returns how many steps still belong to the previous setting. If a setting exceeds the memory
         budget, `apply` changes nothing and returns None.
         """
-        self._apply = apply
+        self._apply = apply  # that of the latest epoch
         self._latest = self._read()
         self._use_setting()
 
@@ -101,7 +100,6 @@ class Autotuner:
         return not self.settled
 
     def _use_setting(self) -> bool:
-        assert self._apply is not None
         flushing = self._apply(self.setting)
         if flushing is None:
             return False

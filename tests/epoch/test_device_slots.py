@@ -282,6 +282,11 @@ class TestShapes:
         with pytest.raises(SampleError, match=r"expected .* as in the loader's first batch"):
             use_up(read_batches(lambda: iter(batches), place, static=True))
 
+    def test_of_a_field_behind_one_that_has_two_arrays(self, place):
+        rows = [{"a": np.arange(3), "b": np.zeros(1 + row // 4)} for row in range(8)]
+        with pytest.raises(SampleError, match=r"batch 1, field 'b': expected .*\(4,\).* got .*\(8,\)"):
+            use_up(DataLoader(rows, places=place, batch_size=4, static=True, ragged=["a", "b"]))
+
 
 class TestSeveralLoops:
     def test_at_once_are_an_error(self, place):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpuloader import TableDataset
 from gpuloader.errors import SampleError
 from gpuloader.sources.array_rows import find_arrays
 from gpuloader.sources.dataset import (
@@ -258,6 +259,15 @@ class TestSubset:
         subset = Subset(Squares(5), indices)
         assert list(subset) == [1, 9]
         assert list(subset.indices) == [1, 3]
+
+    def test_what_is_no_index_is_refused_also_where_blocks_are_read(self):
+        rows = TableDataset({"x": np.arange(5), "name": list("abcde")})
+        for dataset in (rows, Subset(rows, np.arange(4))):
+            for wrong in ([1.5, 2.7], ["1"], [None], [2**63], [9], [-9]):
+                kinds = ValueError if wrong == [-9] else (TypeError, IndexError)
+                with pytest.raises(kinds):
+                    dataset.take_block(wrong)
+            assert dataset.take_block(np.array([1, -1], "i2")).columns()["x"][0] == 1
 
     def test_keys_of_a_data_set_like_a_dict(self):
         class ByName(Dataset):

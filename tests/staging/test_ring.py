@@ -382,6 +382,14 @@ def test_fields_that_are_alike_lie_where_a_writer_put_them():
         leased = lease_views(slot, layout, freed)
         assert [(one.shape, one.dtype) for one in leased] == fields
         assert all((one == number).all() for number, one in enumerate(leased))
+    named = np.dtype("int16", metadata={"unit": "m"})
+    layout = find_runs(arrange((((3,), named), row)))
+    assert [
+        one.dtype.metadata for one in lease_views(Slot(np.zeros(512, np.uint8), None), layout, deque())
+    ] == [
+        {"unit": "m"},
+        None,
+    ]
 
 
 def test_each_lease_of_a_slot_counts_for_itself_also_in_a_cycle(slot):

@@ -107,8 +107,7 @@ class ArrowDataset(TableShards):
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
         from pyarrow import Table
 
-        (shard,) = shards
-        url, number = self._batches[shard]
+        url, number = self._batches[shards[0]]
         with self._opened(url) as opened:
             if number >= opened.num_record_batches:
                 raise SourceError(CHANGED, url=url)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from gpuloader.checks import check_count
 from gpuloader.errors import DataFileError, NoIndices, SourceError, import_package
@@ -72,7 +72,8 @@ class ParquetDataset(TableShards):
         values fit without being rounded.
     filters : pyarrow.compute.Expression, list or None
         Which rows to read, such as ``[("year", ">", 2020)]``. Row groups whose statistics rule them out are
-        skipped. The filter compares stored values, and may name columns that are not read.
+        skipped, except for short gaps of up to 1 MiB in remote files. The filter compares stored values, and
+        may name columns that are not read.
     fill : dict or None
         Replacements for nulls, by column, such as ``{"age": -1}``. Without a replacement, a null among
         numbers is an error.
@@ -138,21 +139,18 @@ class ParquetDataset(TableShards):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._footers: dict[int, Footer] = {}
+        # Of files: Arrow's metadata, and the parts of a remote file not to request again.
+        self._footers: dict[int, tuple[Any, tuple[int, bytes] | None]] = {}
         found = self._ask_files(self._read_footer, range(len(self._urls)))
-        self._choose(schema for schema, _ in found)
-        self._check_filters(found[0][0])
-        self._groups = [group for _, groups in found for group in groups]
+        self._choose(schema for schema, *_ in found)
+        self._groups = [group for _, groups, _ in found for group in groups]
         self.rows = sum(group.rows for group in self._groups)
-        if self.filters is None:
-            self._counts = [group.rows for group in self._groups]
+        counts = enumerate(count for *_, counts in found for count in counts)
+        self._counts = {shard: count for shard, count in counts if count is not None}
 
     def __len__(self) -> int:
         if self.filters is not None or ask_ranks()[1] > 1:
-            raise NoIndices(
-                "a ParquetDataset has no length with filters, nor on several ranks, because each reads its "
-                "own row groups; its attribute rows is the number in all files"
-            )
+            raise NoIndices("a ParquetDataset has no length with filters, nor on several ranks; see .rows")
         return self.rows
 
     def random_access(self, *, memory: int = HELD_NBYTES) -> ParquetRows:
@@ -174,91 +172,120 @@ class ParquetDataset(TableShards):
         ...     len(rows), rows[-1], rows[[7, 0]], test[[0, 1, 2]]["x"]
         (9, {'x': np.int64(8)}, {'x': array([7, 0])}, array([2, 3, 5]))
         """
-        if self._counts is None or self.map is not None:
+        if self.filters is not None or self.map is not None:
             raise ValueError("a dataset with filters or map has no random access to its rows")
-        return ParquetRows(self, self._counts, check_count("memory", memory))
+        return ParquetRows(self, list(self._counts.values()), check_count("memory", memory))
 
-    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group]]:
-        with self._opened(file) as (opened, _):
-            schema = opened.schema_arrow
-            return schema, _list_groups(opened.metadata, file, set(self._names or schema.names))
+    def _read_footer(self, file: int) -> tuple[pa.Schema, list[Group], list[int | None]]:
+        """Return a file's schema, its row groups, and how many rows each yields, if the footer tells."""
+        with self._opened(file) as opened:
+            schema, metadata = opened.schema_arrow, opened.metadata
+            groups = _list_groups(metadata, file, set(self._find_columns(schema) or schema.names))
+            if self.filters is None:
+                return schema, groups, [group.rows for group in groups]
+            if file == 0:  # otherwise this file is wrong, and not the filters
+                self._check_filters(schema)
+            import pyarrow.dataset
+
+            # Arrow compares filters with the statistics of a file, not with a footer. So make one of it.
+            metadata.write_metadata_file(sink := pyarrow.BufferOutputStream())
+            whole = pyarrow.dataset.ParquetFileFormat().make_fragment(pyarrow.BufferReader(sink.getvalue()))
+            kept = {group.id for group in whole.subset(self.filters).row_groups}
+            return schema, groups, [None if group.number in kept else 0 for group in groups]
+
+    def _find_columns(self, schema: pa.Schema) -> list[str] | None:
+        """Return the columns to read from a file, with those that only the filters need; None means all."""
+        text, names = str(self.filters), list(self._names or schema.names)
+        if "FieldPath" in text:  # by their numbers
+            return None
+        for number, name in enumerate(schema.names):
+            if name in text and name not in names:  # perhaps only as a part of another name, or as a value
+                try:
+                    self._check_filters(schema.remove(number))
+                except ValueError:
+                    names.append(name)
+        return names
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_footers": {}}  # each process reads the footers that it needs
+        # Each process reads the footers that it needs. Threads may add counts to the dict meanwhile.
+        return {**self.__dict__, "_footers": {}, "_counts": dict(self._counts)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases lack the sizes of row groups; those are read one by one.
         groups = [one if isinstance(one, Group) else Group(*one) for one in state["_groups"]]
-        counts = None if state.get("filters") is not None else [group.rows for group in groups]
+        rows = dict(enumerate(group.rows for group in groups))
+        counts = rows if state.get("filters") is None else state.get("_counts", {})
         super().__setstate__({**state, "_footers": {}, "_groups": groups, "_counts": counts})
 
     def _together(self, order: Sequence[int], first: int) -> int:
-        if self._counts is None:
-            return 1
-        nbytes, file = 0, self._groups[order[first]].file
+        nbytes, gap, last, file = 0, 0, first, self._groups[order[first]].file
+        remote = is_remote(self._urls[file])
         # Scattered parts of a remote file need a request each, so several are read ahead in parallel.
-        scattered = is_remote(self._urls[file]) and self._file_nbytes[file] > TOGETHER_NBYTES
+        scattered = remote and self._file_nbytes[file] > TOGETHER_NBYTES
         for at in range(first, len(order)):
             group = self._groups[order[at]]
-            nbytes += group.stored
-            is_apart = scattered and group.number != self._groups[order[at - 1]].number + 1
-            if at > first and (is_apart or group.file != file or nbytes > TOGETHER_NBYTES):
-                return at - first
-        return len(order) - first
+            if self._counts.get(order[at]) == 0:
+                gap += group.stored if remote else 0
+                continue
+            nbytes += gap + group.stored
+            is_apart = gap > _SMALL or group.number - self._groups[order[last]].number != at - last
+            if at > first and (group.file != file or nbytes > TOGETHER_NBYTES or (scattered and is_apart)):
+                break
+            gap, last = 0, at
+        return last + 1 - first
 
     def _nbytes(self, shard: int) -> int:
         return self._groups[shard].stored
 
     @cached_property
-    def _file_nbytes(self) -> Counter[int]:
+    def _file_nbytes(self) -> NDArray[Any]:
         """The stored bytes of all row groups of each file."""
-        found = Counter[int]()
-        for group in self._groups:
-            found[group.file] += group.stored
-        return found
+        return np.bincount([one.file for one in self._groups], [one.stored for one in self._groups])
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
-        from pyarrow import Table
+        from pyarrow import Table, array
 
-        groups = [self._groups[shard] for shard in shards]
-        file, number = groups[0].file, groups[0].number if len(groups) == 1 else None
-        url = self._urls[file]
+        file, filters, counts = self._groups[shards[0]].file, self.filters, self._counts
+        remote = is_remote(url := self._urls[file])
+        # From a remote file, also what lies between the others: more requests would cost more.
+        kept = [one for one in shards if counts.get(one, 1) or (remote and self._groups[one].file == file)]
+        groups = [self._groups[shard] for shard in kept]
+        numbers, rows = [group.number for group in groups], [group.rows for group in groups]
+        number = numbers[0] if len(kept) == 1 else None
         # Workers are parallel already, and so are the parts of remote files. Otherwise, Arrow reads the
         # columns of a row group in threads.
-        threads = not is_remote(url) and get_worker_info() is None
-        most = REMOTE_PIECE_NBYTES if is_remote(url) else PIECE_NBYTES
-        at_once = sum(group.rows for group in groups) * most // max(sum(one.decoded for one in groups), most)
-        done = 0
+        threads = not remote and get_worker_info() is None
+        most = REMOTE_PIECE_NBYTES if remote else PIECE_NBYTES
+        at_once = max(sum(rows) * most // max(sum(group.decoded for group in groups), most), 1)
+        stored = done = 0  # rows before and after the filter
+        ends, found = np.cumsum(rows), np.zeros(len(rows), int)  # the same, up to the end of each row group
         try:
-            with self._opened(file, number) as (opened, source):
-                numbers = [group.number for group in groups]
+            with self._opened(file, number) as opened:
                 there = range(opened.num_row_groups)
-                rows = [opened.metadata.row_group(one).num_rows for one in numbers if one in there]
-                if rows != [group.rows for group in groups]:
+                if [opened.metadata.row_group(one).num_rows for one in numbers if one in there] != rows:
                     raise SourceError(CHANGED, url=url)
-                how = {"batch_size": max(at_once, 1), "columns": self.schema.names, "use_threads": threads}
-                batches = opened.iter_batches(row_groups=numbers, **how)
-                if self.filters is not None:
-                    from pyarrow.dataset import ParquetFileFormat
-
-                    # Arrow skips row groups whose statistics rule out the filter. It also reads the filter's
-                    # columns.
-                    part = ParquetFileFormat().make_fragment(source, row_groups=numbers)
-                    batches = part.to_batches(filter=self.filters, **how)
-                for batch in batches:
-                    rest = batch[max(skip - done, 0) :]
+                columns = self.schema.names if filters is None else self._find_columns(opened.schema_arrow)
+                for batch in opened.iter_batches(at_once, numbers, columns, threads):
+                    table = Table.from_batches([batch])
+                    if filters is not None:
+                        places = np.arange(stored, stored := stored + len(batch))
+                        table = table.append_column("gpuloader: row", array(places)).filter(filters)
+                        found += np.searchsorted(table[-1], ends)
+                        whole = np.diff(found[: np.searchsorted(ends, stored, side="right")], prepend=0)
+                        counts |= zip(kept, whole.tolist(), strict=False)
+                    rest = table[max(skip - done, 0) :]
                     if len(rest):
-                        yield self._prepare(Table.from_batches([rest]), file=url, row_group=number)
-                    done += len(batch)
+                        yield self._prepare(rest, file=url, row_group=number)
+                    done += len(table)
         except DataFileError:
-            if len(shards) == 1:
+            if len(kept) == 1:
                 raise
             # From here one by one, so that the error names the row group, after everything that is intact.
             done = max(done, skip)
-            for shard, group in zip(shards, groups, strict=True):
-                if done < group.rows:
+            for shard in kept:
+                if done < counts.get(shard, done + 1):
                     yield from self._read([shard], done)
-                done = max(done - group.rows, 0)
+                done = max(done - counts.get(shard, 0), 0)
 
     @contextmanager
     def _opened(self, file: int, row_group: int | None = None) -> Iterator[Any]:
@@ -277,21 +304,20 @@ class ParquetDataset(TableShards):
                 with ParquetFile(given, metadata=metadata, pre_buffer=True) as opened:
                     if metadata is None:
                         # The end of a larger file holds little more than the footer.
-                        if known and known[0] > _SMALL:
-                            known = known[0], b""
-                        self._keep(file, Footer(opened.metadata, known))
-                    yield opened, source
+                        known = (known[0], b"") if known and known[0] > _SMALL else known
+                        self._keep(file, (opened.metadata, known))
+                    yield opened
 
-    def _keep(self, file: int, footer: Footer) -> None:
+    def _keep(self, file: int, footer: tuple[Any, tuple[int, bytes] | None]) -> None:
         """Keep a footer, and drop the oldest ones beyond `FOOTERS_NBYTES`."""
         # Several threads run this, without a lock: a fork could copy a lock while it is held. Each of these
         # steps on the dict is atomic.
         self._footers.pop(file, None)
         self._footers[file] = footer
         nbytes = 0
-        for number, one in reversed(list(self._footers.items())):
-            nbytes += int(one.metadata.serialized_size) + (len(one.known[1]) if one.known else 0)
-            if nbytes > FOOTERS_NBYTES and one is not footer:
+        for number, (metadata, known) in reversed(list(self._footers.items())):
+            nbytes += metadata.serialized_size + (len(known[1]) if known else 0)
+            if nbytes > FOOTERS_NBYTES and number != file:
                 self._footers.pop(number, None)
 
 
@@ -349,13 +375,6 @@ class Group:
     decoded: int = TOGETHER_NBYTES
 
 
-class Footer(NamedTuple):
-    """What is known about a file: Arrow's metadata, and parts of a remote file not to request again."""
-
-    metadata: Any
-    known: tuple[int, bytes] | None
-
-
 def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
     """Return the row groups of file number `file`, counting only the columns with these names."""
     found = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -366,8 +385,5 @@ def _list_groups(metadata: Any, file: int, names: Set[str]) -> list[Group]:
     whole = max(sum(int(column.total_uncompressed_size) for column in columns), 1)
     stored = sum(int(column.total_compressed_size) for column in read) / whole
     decoded = sum(int(column.total_uncompressed_size) for column in read) / whole
-    sizes = [(int(group.num_rows), int(group.total_byte_size)) for group in found]
-    return [
-        Group(file, number, rows, int(size * stored), int(size * decoded))
-        for number, (rows, size) in enumerate(sizes)
-    ]
+    sizes = enumerate((int(group.num_rows), int(group.total_byte_size)) for group in found)
+    return [Group(file, at, rows, int(size * stored), int(size * decoded)) for at, (rows, size) in sizes]

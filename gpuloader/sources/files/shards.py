@@ -130,7 +130,7 @@ class ShardDataset(IterableDataset[S]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Pickles of earlier releases have these under other names.
         renamed = {"_shuffle": "shuffle", "_buffer": "shuffle_buffer", "_seed": "seed"}
-        vars(self).update({renamed.get(name, name): value for name, value in state.items()})
+        vars(self).update({"_counts": {}} | {renamed.get(name, name): one for name, one in state.items()})
 
     def _expand(self, url: str) -> list[str]:
         """Return what a name stands for, whose files need not exist."""
@@ -138,7 +138,7 @@ class ShardDataset(IterableDataset[S]):
 
     _pattern: ClassVar[str]  # of the files in a folder
     _listed: ClassVar[str] = "_urls"  # which attribute lists the shards
-    _counts: Sequence[int] | None = field(default=None, init=False)  # to read shards together
+    _counts: dict[int, int] = field(default_factory=dict, init=False)  # samples of shards, as far as known
     _urls: Sequence[str] = field(default=(), init=False)
     _block: Sequence[_Run] = field(default=(), init=False)  # the runs of the latest block
 
@@ -293,7 +293,7 @@ class ShardDataset(IterableDataset[S]):
 
     def _after(self, stream: Stream, others: Sequence[tuple[Stream, Reached]]) -> Reached:
         """Return where a stream is once as much of it has been read as of another rank's."""
-        if self._counts is None or len(others) > 1:
+        if len(self._counts) < self.shards or len(others) > 1:
             raise ValueError(_OTHER_RANKS)
         ((theirs, reached),) = others
         taken = sum(self._counts[shard] for shard in self._order(theirs)[: reached.shard])
@@ -361,9 +361,8 @@ class ShardDataset(IterableDataset[S]):
 
     def _locate(self, order: Sequence[int], shard: int, sample: int) -> tuple[int, int]:
         """Return the shard, as a position in `order`, in which `sample` samples counted from `shard` end."""
-        if self._counts is not None:
-            while sample > (count := self._counts[order[shard]]):
-                shard, sample = shard + 1, sample - count
+        while sample > (count := self._counts.get(order[shard], sample)):
+            shard, sample = shard + 1, sample - count
         return shard, sample
 
     def _order(self, stream: Stream) -> list[int]:
@@ -387,9 +386,8 @@ class ShardDataset(IterableDataset[S]):
                 if not held:
                     first, behind = self._locate(order, shard, sample + at + 1)
                     start = first, behind - 1
-                part = piece[at : at + room]
-                held.append(part)
-                at, room = at + len(part), room - len(part)
+                held.append(piece[at : at + room])
+                at, room = at + len(held[-1]), room - len(held[-1])
                 if not room:
                     yield Reached(*start, window, taken), held
                     window, taken, held, room = window + 1, 0, [], self.shuffle_buffer
@@ -400,13 +398,17 @@ class ShardDataset(IterableDataset[S]):
         """Yield the samples of the stream's shards from a position on, and where each piece begins.
 
         If shards are read together, the beginning is a number of samples after the start of the first one.
-        Threads read the next shards of remote files ahead.
+        Shards that are known to have no samples are left out. Threads read the next shards of remote files
+        ahead.
         """
         remote = any(map(remote_files.is_remote, self._urls))
         begun: deque[tuple[int, int, int, Iterator[Any]]] = deque()
         try:
             while begun or first < len(order):
                 while first < len(order):
+                    if self._counts.get(order[first]) == 0:  # nothing to read
+                        first += 1
+                        continue
                     stop = first + self._together(order, first)
                     nbytes = sum(map(self._nbytes, order[first:stop]))
                     held = sum(one[2] for one in begun)
@@ -416,11 +418,11 @@ class ShardDataset(IterableDataset[S]):
                     pieces = start_reading(partial(_in_turn, read), PIECES_AHEAD) if remote else read()
                     begun.append((first, skip, nbytes, pieces))
                     first, skip = stop, 0
-                at, sample, _, pieces = begun[0]
-                for piece in pieces:
-                    yield at, sample, piece
-                    sample += len(piece)
-                begun.popleft()
+                for at, sample, _, pieces in list(begun)[:1]:  # none if the last shards have no samples
+                    for piece in pieces:
+                        yield at, sample, piece
+                        sample += len(piece)
+                    begun.popleft()
         finally:
             begun.clear()  # ends their threads, although an error's traceback keeps this frame alive
 

@@ -35,7 +35,7 @@ from gpuloader.sources.block import Block, Part, Rows, SampleFields, number_rows
 from gpuloader.sources.column_dataset import ColumnDataset
 from gpuloader.sources.files import remote_files
 from gpuloader.sources.files.remote_files import is_remote, named, open_source, persist
-from gpuloader.system.finalizers import Finalizer, closing_once, when_dropped
+from gpuloader.system.finalizers import when_dropped
 from gpuloader.system.threads import exit_first
 
 # The rows of stored arrays, the base of `ZarrDataset` and `HDF5Dataset`; each process opens the store.
@@ -55,8 +55,12 @@ The C library returns blocks above 32 MiB to the system, so each window would be
 TOGETHER_NBYTES = 256 << 10
 """The largest chunks of which Zarr is asked for parts together."""
 
-GAP_NBYTES = 16 << 10
-"""Bytes between two wanted rows of a file that are read along: another call would cost more."""
+RAW_NBYTES, GAP_NBYTES, PIECE_NBYTES = 16 << 10, 16 << 10, 1 << 20
+"""For HDF5's arrays that are read from the file itself.
+
+The smallest chunks, because each takes a call; the bytes between two rows that are read along, because
+another call would take longer; and how much of an array without chunks to read at a time.
+"""
 
 T = TypeVar("T")
 Spans = Sequence[tuple[int, int]]  # of rows: the first, and the one after the last
@@ -215,13 +219,13 @@ class StoredArrays(ColumnDataset):
         rows = number_rows(rows)
         ascending = (rows[1:] > rows[:-1]).all()
         wanted, places = (rows, None) if ascending else np.unique(rows, return_inverse=True)
-        chunks, gap = getattr(array, "chunks", None), getattr(array, "gap", 0)
-        if chunks and not gap:
-            runs = wanted // chunks[0]
+        chunks = getattr(array, "chunks", None)
+        if isinstance(array, _RawArray):
+            apart = array.are_apart(wanted)
         else:
-            runs = np.cumsum(np.diff(wanted, prepend=wanted[:1]) > max(gap, 1))
+            apart = np.diff(wanted // chunks[0]) > 0 if chunks else np.diff(wanted) > 1
         taken = np.empty((len(wanted), *array.shape[1:]), array.dtype)
-        cuts = list(pairwise([0, *(np.flatnonzero(np.diff(runs)) + 1).tolist(), len(wanted)]))
+        cuts = list(pairwise([0, *(np.flatnonzero(apart) + 1).tolist(), len(wanted)]))
         spans = [(int(wanted[start]), int(wanted[stop - 1]) + 1) for start, stop in cuts if stop]
         outs = [taken[start:stop] for start, stop in cuts]
         read = self._read_spans(name, array, spans, outs)
@@ -503,89 +507,86 @@ class HDF5Dataset(StoredArrays):
     def _choose(self, store: Any) -> dict[str, Any]:
         arrays = super()._choose(store)
         h5f, h5o = map(importlib.import_module, ("h5py.h5f", "h5py.h5o"))
-        # What this process is writing may lie in HDF5's memory only.
-        is_whole = hasattr(os, "preadv") and store.id.get_intent() == h5f.ACC_RDONLY
-        if not is_whole or store.driver not in ("sec2", "fileobj"):  # the others may use several files
+        # What this process is writing may lie in HDF5's memory only, other drivers may use several files, and
+        # up to h5py 3.11 a chunk's place does not count the block in front of HDF5's part of the file.
+        is_plain = store.driver == "sec2" and store.id.get_intent() == h5f.ACC_RDONLY
+        if not is_plain or store.userblock_size or not hasattr(os, "preadv"):
             return arrays
-        # Not by its path, which may be another file's by now; the copy of a remote file has none.
-        local = store.driver == "sec2"
-        descriptor = os.dup(store.id.get_vfd_handle()) if local else os.open(self._path, os.O_RDONLY)
-        closes, file = Finalizer(closing_once(descriptor)), h5o.get_info(store.id).fileno
+        file = h5o.get_info(store.id).fileno
         for name, array in arrays.items():
-            linked = h5o.get_info(array.id).fileno != file  # from another file
-            if not linked and (places := _find_chunks(array)) is not None:
-                arrays[name] = _RawArray(array, places, descriptor, closes)
+            if h5o.get_info(array.id).fileno == file and _is_raw(array):  # not linked from another file
+                arrays[name] = _RawArray(array, store.id.get_vfd_handle())
         return arrays
 
     def _close(self, store: Any) -> None:
         store.close()
 
 
-def _find_chunks(array: Any) -> IndexArray | None:
-    """Return where in the file each chunk lies, or all rows; None unless they are there as in NumPy's memory.
-
-    0 stands for a chunk that was never written, and -1 minus its size for one of a wrong size.
-    """
+def _is_raw(array: Any) -> bool:
+    """Return whether rows lie in the file as NumPy has them in memory: in large chunks, or in one piece."""
     same = importlib.import_module("h5py.h5t").py_create(array.dtype) == array.id.get_type()
-    if array.dtype.kind not in "iuf" or not same or not array.size:
-        return None
+    if array.dtype.kind not in "iuf" or not same or not array.shape or not array.size:
+        return False
     if not array.chunks:
         # What was never written, lies in other files or among the metadata has no place, or a wrong one.
         written = not array.external and array.id.get_storage_size() == array.nbytes
-        start = array.id.get_offset() if written else None
-        return None if start is None else np.array([start])
-    rows, *others = array.chunks
-    if tuple(others) != array.shape[1:] or array.id.get_create_plist().get_nfilters():
-        return None
-    places, nbytes = np.zeros(-(-len(array) // rows), np.int64), rows * _row_nbytes(array)
-
-    def note(chunk: Any) -> None:
-        place = chunk.byte_offset if chunk.size == nbytes else -1 - chunk.size
-        places[chunk.chunk_offset[0] // rows] = place
-
-    try:
-        array.id.chunk_iter(note)
-    except Exception:  # HDF5 may find those that are not damaged
-        return None
-    return places
+        return written and array.id.get_offset() is not None
+    is_large = array.chunks[0] * _row_nbytes(array) >= RAW_NBYTES
+    return is_large and array.chunks[1:] == array.shape[1:] and not array.id.get_create_plist().get_nfilters()
 
 
 class _RawArray:
-    """An array in an HDF5 file whose rows are read from the file itself.
+    """An array in an HDF5 file whose rows are read from the file itself, in 0.5 to 0.8 of HDF5's time."""
 
-    HDF5 takes up to twice as long, under a lock that stops all other threads that need HDF5.
-    """
-
-    def __init__(self, array: Any, places: IndexArray, descriptor: int, closes: Finalizer) -> None:
+    def __init__(self, array: Any, descriptor: int) -> None:
         self.shape, self.dtype, self.chunks = array.shape, array.dtype, array.chunks
-        self._array, self._places, self._descriptor = array, places, descriptor
-        # Not when the store is closed: a thread that reads might meet another file under this descriptor.
-        self._closes = closes
-        self._nbytes, self._rows = _row_nbytes(array), (array.chunks or array.shape)[0]
-        self.gap = max(GAP_NBYTES // self._nbytes, 1)
+        self._array, self._descriptor = array, descriptor
+        self._row_nbytes, self._rows = _row_nbytes(array), (array.chunks or array.shape)[0]
+        # Where each chunk, or all of it, lies in the file: 0 if it was never written, -1 until it is known.
+        self._places = np.full(-(-len(array) // self._rows), -1 if array.chunks else array.id.get_offset())
+        self._lock = importlib.import_module("h5py._objects").phil
+
+    def are_apart(self, rows: IndexArray) -> NDArray[np.bool_]:
+        """Return for each of some ascending rows whether to read the next one apart from it."""
+        piece = self._rows if self.chunks else max(PIECE_NBYTES // self._row_nbytes, 1)
+        gap = max(GAP_NBYTES // self._row_nbytes, 1)
+        found: NDArray[np.bool_] = (np.diff(rows) > gap) | (np.diff(rows // piece) > 0)
+        return found
 
     def read(self, start: int, stop: int, out: NDArray[Any] | None) -> NDArray[Any]:
         """Return some rows, in `out` if they are as many."""
         if out is None or len(out) != stop - start:
             out = np.empty((stop - start, *self.shape[1:]), self.dtype)
         rows = self._rows
-        for first in range(start - start % rows, stop, rows):
-            begin, end = max(first, start), min(first + rows, stop)
-            part, place = out[begin - start : end - start], int(self._places[first // rows])
-            if not place:  # HDF5 knows the fill value
-                part[...] = self._array[begin:end]
-                continue
-            if place < 0:
-                size = -1 - place
-                raise ValueError(f"the chunk of row {first} has {size} bytes, not {rows * self._nbytes}")
-            place += (begin - first) * self._nbytes
-            left = part.reshape(-1).view(np.uint8).data
-            while left:  # a call reads at most 2 GiB
-                done = os.preadv(self._descriptor, [left], place)
-                if not done:
-                    raise ValueError(f"the file ends before row {end - 1}")
-                left, place = left[done:], place + done
+        # HDF5's own lock, so that no other thread closes the file, whose descriptor may then be another's.
+        with self._lock:
+            for first in range(start - start % rows, stop, rows):
+                begin, end = max(first, start), min(first + rows, stop)
+                part, place = out[begin - start : end - start], self._find(first)
+                if not place:  # HDF5 knows the fill value
+                    part[...] = self._array[begin:end]
+                    continue
+                place += (begin - first) * self._row_nbytes
+                left = part.reshape(-1).view(np.uint8).data
+                while left:  # a call reads at most 2 GiB
+                    done = os.preadv(self._descriptor, [left], place)
+                    if not done:
+                        raise ValueError(f"the file ends before row {end - 1}")
+                    left, place = left[done:], place + done
         return out
+
+    def _find(self, first: int) -> int:
+        """Return where the chunk that begins with a row lies; raises `ValueError`."""
+        if not self._array:
+            raise ValueError("the dataset was closed meanwhile")
+        place = int(self._places[first // self._rows])
+        if place < 0:
+            corner = first, *[0] * (len(self.shape) - 1)
+            chunk, nbytes = self._array.id.get_chunk_info_by_coord(corner), self._rows * self._row_nbytes
+            if chunk.size not in (0, nbytes):
+                raise ValueError(f"the chunk of row {first} has {chunk.size} bytes, not {nbytes}")
+            place = self._places[first // self._rows] = chunk.byte_offset if chunk.size else 0
+        return place
 
 
 @cache

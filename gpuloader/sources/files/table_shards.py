@@ -41,7 +41,6 @@ class TableShards(ShardDataset[Any]):
     fill: Mapping[str, Any] | None = None
     map: Callable[[dict[str, Any]], Any] | None = None
     _leaves_out: ClassVar[bool] = True
-    _seen: dict[Any, int] = field(default_factory=dict, init=False)  # sizes and times of local files
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,9 +58,6 @@ class TableShards(ShardDataset[Any]):
             except (TypeError, ValueError) as error:
                 expected = "an expression or a list of tuples such as ('year', '>', 2020)"
                 raise ValueError(f"filters must be {expected}, got {self.filters!r}: {error}") from error
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"_seen": {}, **state})  # which earlier pickles lack
 
     def __iter__(self) -> Iterator[Any]:
         for block in self._iter_blocks(1):
@@ -110,9 +106,11 @@ class TableShards(ShardDataset[Any]):
             status = os.stat(url)  # noqa: PTH116 - often, and a Path takes longer
         except OSError:
             return  # opening it says why
+        # The sizes and times of local files, which earlier pickles lack.
+        seen = vars(self).setdefault("_seen", {})
         # On another machine, a copy of the file has another time. Inodes change on some network mounts.
         for key, found in ((url, status.st_size), ((platform.node(), url), status.st_mtime_ns)):
-            if self._seen.setdefault(key, found) != found:
+            if seen.setdefault(key, found) != found:
                 raise SourceError(CHANGED, url=url)
 
     # The columns, and their values.

@@ -137,16 +137,12 @@ class TarDataset(ShardDataset[Any]):
             yield yielded
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[list[Any]]:
-        (shard,) = shards
-        url = self._urls[shard]
+        url = self._urls[shards[0]]
         # tarfile and the decompressors raise many types
         reading = damaged("the file is truncated or not a tar file: ", Exception, file=url)
         with open_source(url, self._tries, buffered=True) as file, reading, _unpacked(file) as stream:
-            samples = _group(stream, url)
-            for _ in itertools.islice(samples, skip):
-                pass
             piece, nbytes = [], 0
-            for sample in samples:
+            for sample in itertools.islice(_group(stream, url), skip, None):
                 piece.append(sample)
                 nbytes += sum(map(len, sample.values()))
                 if len(piece) == SAMPLES or nbytes >= SAMPLES_NBYTES:

@@ -97,8 +97,7 @@ class TextDataset(TableShards):
         return super()._nbytes(shard) if self._files[file].packed else stop - start
 
     def _read(self, shards: Sequence[int], skip: int) -> Iterator[Any]:
-        (shard,) = shards
-        number, start, stop = self._parts[shard]
+        number, start, stop = self._parts[shards[0]]
         url, file = self._urls[number], self._files[number]
         with self._opened(file, url, start, stop) as pieces:
             for text in pieces:

@@ -421,7 +421,7 @@ def test_hdf5_rows_that_this_process_has_written_but_not_flushed(tmp_path):
             assert dataset[:]["x"].max(axis=1).tolist() == [0, 5, 0, 0]
 
 
-@pytest.mark.parametrize("chunks", [None, (2, 9)])
+@pytest.mark.parametrize("chunks", [None, (300, 9)])
 def test_an_hdf5_file_that_is_cut_off_while_it_is_read(tmp_path, chunks):
     h5py = pytest.importorskip("h5py")
     path = tmp_path / "a.h5"
@@ -432,6 +432,46 @@ def test_an_hdf5_file_that_is_cut_off_while_it_is_read(tmp_path, chunks):
         os.truncate(path, 3000)
         with pytest.raises(DataFileError, match=r"rows 399 to 399: .*the file ends before row 399"):
             dataset[399]
+
+
+def test_an_hdf5_file_costs_one_descriptor_and_is_free_once_it_is_closed(tmp_path):
+    """It could not be written again while a traceback referred to an array."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=np.zeros((400, 9)), chunks=(300, 9))
+    before = set(os.listdir("/proc/self/fd"))
+    dataset = HDF5Dataset(tmp_path / "a.h5")
+    array = dataset._arrays()["x"]
+    assert len(set(os.listdir("/proc/self/fd")) - before) == 1
+    dataset.close()
+    with h5py.File(tmp_path / "a.h5", "w"), pytest.raises(ValueError, match="closed"):
+        array.read(0, 9, None)
+
+
+def test_few_rows_of_many_are_not_read_along_with_all_in_between(tmp_path, monkeypatch):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(1_000_000)
+        file.create_dataset("chunked", data=np.arange(1_000_000), chunks=(10_000,))
+    lengths, preadv = [], os.preadv
+    with closing(HDF5Dataset(tmp_path / "a.h5")) as dataset:
+        monkeypatch.setattr(
+            os, "preadv", lambda file, to, at: lengths.append(to[0].nbytes) or preadv(file, to, at)
+        )
+        rows = dataset[::1000]
+    assert rows["x"].tolist() == rows["chunked"].tolist() == list(range(0, 1_000_000, 1000))
+    assert len(lengths) < 150  # joined, because the rows lie close together
+    assert max(lengths) <= stored_arrays.PIECE_NBYTES
+
+
+def test_a_number_beside_hdf5_arrays_is_an_error_that_names_it(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["rate"] = np.arange(4), 44100
+    with pytest.raises(
+        DataFileError, match="'rate': expected an array with a first dimension, got one value"
+    ):
+        HDF5Dataset(tmp_path / "a.h5")
 
 
 @pytest.mark.parametrize("shuffle", [False, "chunks"])

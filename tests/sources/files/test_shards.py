@@ -28,7 +28,7 @@ class Numbers(ShardDataset):
 
     def __init__(self, sizes, *, together=1, remote=False, nbytes=0, **options):
         super().__init__("memory://numbers" if remote else "numbers", **options)
-        self.sizes = self._counts = sizes
+        self.sizes, self._counts = sizes, dict(enumerate(sizes))
         self.together = together
         self.nbytes = nbytes
         self.read = []
@@ -270,7 +270,7 @@ def run_ranks(count, batches, states=None, *, sizes=(5,) * 12, size=4, workers=1
         with mock.patch.dict(os.environ, {"RANK": str(rank), "WORLD_SIZE": str(count)}):
             loader = load(sizes, workers, size, **options)
             if not counted:  # as of tar and text files
-                loader.dataset._counts = None
+                loader.dataset._counts = {}
             found.append(leave(loader, batches, states))
     return [numbers for numbers, _ in found], [state for _, state in found]
 

@@ -26,6 +26,8 @@ from tests.sources.files.parquet_files import COLUMNS, SHUFFLED, make_table, pa,
 from tests.sources.files.serving import serve
 
 feather = pytest.importorskip("pyarrow.feather")
+pa_dataset = pytest.importorskip("pyarrow.dataset")
+pc = pytest.importorskip("pyarrow.compute")
 ROWS = 20
 
 
@@ -185,6 +187,149 @@ def test_a_filter_reads_columns_of_its_own_and_skips_row_groups(tmp_path, remote
         assert sum(nbytes for _, nbytes in served.ranges) < 300_000
     assert batch["x"].tolist() == table["x"].to_pylist()[:5]
     assert (dataset.rows, list(batch)) == (40_000, ["x"])
+
+
+class TestFilteredParquet:
+    """Row groups are read together, as without a filter, and positions count the rows that it leaves."""
+
+    EXPRESSIONS = (
+        pc.field("age") > 7,
+        ~(pc.field("age") > 7),
+        pc.field("age").is_null(),
+        pc.field("box", "x") > 30,
+        (pc.field("kind") == "b") | (pc.field("row") < 20),
+        pc.list_value_length(pc.field("words")) > 1,
+        pc.field("age") + pc.field("row") > 50,
+        pc.field("row").isin([3, 33, 77, 78]),
+        pc.field(2) == "n3",  # columns by their numbers
+        pc.field("row") > 1000,
+        pc.field("row") < 1000,
+    )
+
+    @pytest.fixture
+    def paths(self, tmp_path):
+        found = [tmp_path / f"{file}.parquet" for file in range(2)]
+        for file, path in enumerate(found):
+            rows = range(50 * file, 50 * file + 50)
+            columns = {
+                "row": rows,
+                "age": [None if row % 5 == 0 else row % 20 for row in rows],
+                "name": [f"n{row % 7}" for row in rows],
+                "box": [{"x": row, "y": None if row % 3 else 1} for row in rows],
+                "kind": pa.array([("a", "b", None)[row % 3] for row in rows]).dictionary_encode(),
+                "words": [None if row % 11 == 0 else ["w"] * (row % 4) for row in rows],
+            }
+            pq.write_table(pa.table(columns), path, row_group_size=7)
+        return found
+
+    @pytest.mark.parametrize("pieces", [8 << 20, 300], ids=["whole", "pieces"])
+    def test_the_rows_are_those_of_arrow(self, paths, monkeypatch, pieces):
+        monkeypatch.setattr(parquet, "PIECE_NBYTES", pieces)
+        for filters in self.EXPRESSIONS:
+            expected = pa_dataset.dataset(paths).to_table(filter=filters)
+            for columns in (["row"], ["name", "row"], ["row", "kind"]):
+                batches = read(ParquetDataset(paths, columns, filters=filters))
+                for name in columns:
+                    assert joined(batches, name) == expected[name].to_pylist(), filters
+            shuffled = ParquetDataset(paths, ["row"], filters=filters, **SHUFFLED)
+            for _ in range(2):  # the second pass knows how many rows there are
+                assert sorted(joined(read(shuffled), "row")) == expected["row"].to_pylist()
+
+    @pytest.mark.parametrize("pieces", [8 << 20, 300], ids=["whole", "pieces"])
+    def test_a_position_is_a_row_group_and_the_rows_that_it_leaves(self, paths, monkeypatch, pieces):
+        monkeypatch.setattr(parquet, "PIECE_NBYTES", pieces)
+        for filters in self.EXPRESSIONS:
+            groups = [
+                pq.ParquetFile(path).read_row_group(number).filter(filters)["row"].to_pylist()
+                for path in paths
+                for number in range(8)
+            ]
+            whole = [row for group in groups for row in group]
+            dataset = ParquetDataset(paths, ["row"], filters=filters)
+            taken = 0
+            for block in dataset.iter_blocks(3):
+                taken += len(block)
+                state = dataset.state_dict()
+                shard, sample = state["shard"], state["sample"]
+                assert sum(map(len, groups[:shard])) + sample == taken
+                assert 0 < sample <= len(groups[shard])
+                again = ParquetDataset(paths, ["row"], filters=filters)
+                again.load_state_dict(state)
+                assert [sample["row"] for sample in again] == whole[taken:]
+
+    def test_other_workers_continue_within_a_row_group(self, paths):
+        def load(workers):
+            dataset = ParquetDataset(paths, ["row"], filters=[("age", "not in", [1, 2, 3, 4, 6])])
+            return DataLoader(dataset, places="cpu", batch_size=3, **workers)
+
+        whole = joined(load(INLINE), "row")
+        for received in (1, 4, 9):
+            first, again = resume(lambda: load(INLINE), received)
+            other = load(PROCESSES)
+            other.load_state_dict(again.state_dict())
+            assert joined(first, "row") == whole[: 3 * received]
+            assert sorted(joined(other, "row")) == sorted(whole[3 * received :])
+
+    @pytest.mark.parametrize("pieces", [8 << 20, 300], ids=["whole", "pieces"])
+    def test_a_damaged_row_group_is_named_after_those_that_are_intact(self, paths, monkeypatch, pieces):
+        monkeypatch.setattr(parquet, "PIECE_NBYTES", pieces)
+        with pq.ParquetFile(paths[0]) as opened:
+            column = opened.metadata.row_group(3).column(0)
+        start = column.dictionary_page_offset or column.data_page_offset
+        body = bytearray(paths[0].read_bytes())
+        body[start : start + 20] = b"\xff" * 20
+        paths[0].write_bytes(body)
+        filters = [("name", "not in", ["n0", "n1"])]
+        intact = [row for row in range(21) if row % 7 > 1]
+        for taken in (0, 3, 5, 7):
+            dataset, found = ParquetDataset(paths[0], ["row"], filters=filters), []
+            if taken:
+                blocks = dataset.iter_blocks(taken)
+                next(blocks)
+                blocks.close()
+                dataset.load_state_dict(dataset.state_dict())
+            with pytest.raises(DataFileError, match="row group 3: the file is truncated or not a Parq"):
+                found.extend(sample["row"] for sample in dataset)
+            assert found == intact[taken:]
+        # Nothing is wrong with a row group that the statistics rule out.
+        rest = ParquetDataset(paths[0], ["row"], filters=[("row", ">", 30)])
+        assert [sample["row"] for sample in rest] == [*range(31, 50)]
+
+    def test_a_file_without_the_column_of_a_filter(self, paths):
+        pq.write_table(pa.table({"row": [1]}), paths[1])
+        with pytest.raises(DataFileError, match=r"1\.parquet: .*No match for FieldRef\.Name\(age\)"):
+            ParquetDataset(paths, ["row"], filters=[("age", ">", 1)])
+
+    def test_a_column_is_read_for_its_name_in_an_expression_not_in_a_value(self, paths):
+        schema = pq.read_schema(paths[0])
+        dataset = ParquetDataset(paths, ["row"], filters=[("name", "!=", "age or words")])
+        assert dataset._find_columns(schema) == ["row", "name"]
+
+    @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer": 500}], ids=str)
+    @pytest.mark.parametrize("limit", [-1, 0.5, 0.99, 2])
+    def test_a_remote_file_is_read_once_in_few_requests(self, tmp_path, remote, options, limit):
+        generator = np.random.default_rng(0)
+        columns = {f"x{number}": generator.random(14_000) for number in range(20)}
+        table = pa.table({"id": range(14_000), **columns})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=100)
+        with serve(tmp_path) as served:
+            filters = (pc.field("x3") > limit) & (pc.field("id") >= 600)
+            dataset = ParquetDataset(f"{served.url}/a.parquet", filters=filters, **options)
+            found = joined(read(dataset, batch_size=64), "id")
+        assert sorted(found) == table.filter(filters)["id"].to_pylist()
+        size = (tmp_path / "a.parquet").stat().st_size
+        assert sum(count for _, count in served.ranges) <= 1.1 * size
+        assert served.heads + served.requests <= 2 * size / 2**20 + 4
+
+    def test_long_gaps_in_a_remote_file_are_not_read(self, tmp_path, remote):
+        table = pa.table({"id": range(24_000), "x": np.random.default_rng(0).random((24_000, 32)).tolist()})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=500)
+        with serve(tmp_path) as served:
+            filters = [[("id", "==", row)] for row in (300, 9_000, 23_000)]
+            dataset = ParquetDataset(f"{served.url}/a.parquet", filters=filters)
+            served.ranges.clear()
+            assert joined(DataLoader(dataset, places="cpu", ragged=["x"]), "id") == [300, 9_000, 23_000]
+        assert sum(count for _, count in served.ranges) < (tmp_path / "a.parquet").stat().st_size / 8
 
 
 @pytest.mark.parametrize(("kind", "write"), [(ParquetDataset, write_parquet), (ArrowDataset, write_arrow)])
