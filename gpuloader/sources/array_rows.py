@@ -196,8 +196,9 @@ def as_rows(dataset: Sized, indices: Sequence[int] | NDArray[np.int64], length: 
     if isinstance(indices, range) and indices.step == 1 and 0 <= indices.start < indices.stop <= length:
         return slice(indices.start, indices.stop)
     rows = np.asarray(indices)
-    if rows.dtype.kind != "i":  # NumPy would cut off fractions, and parse text
-        rows = np.array([check_index(dataset, index) for index in indices], np.int64)
+    if rows.dtype.kind not in "iu":  # NumPy would cut off fractions, and parse text
+        rows = np.array([check_index(dataset, index) for index in indices])
+    rows = rows.astype(np.int64, copy=False)
     first, last = (int(rows[0]), int(rows[-1])) if len(rows) else (0, 0)
     # A slice is read as a view and copied in one piece. In an ordered epoch, most batches are slices.
     if 0 <= first <= last < length and last - first == len(rows) - 1 and (rows[1:] - rows[:-1] == 1).all():
