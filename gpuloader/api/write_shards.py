@@ -110,8 +110,11 @@ def write_shards(
     """
     check_word("format", format, tuple(_SHARDS))
     target = as_folder(folder)
-    limits: dict[str, Any] = {"format": format, "size": check_count("size", size)}
-    limits["rows"] = check_optional_count("rows", rows)
+    limits: dict[str, Any] = {
+        "format": format,
+        "size": check_count("size", size),
+        "rows": check_optional_count("rows", rows),
+    }
     if format == "parquet":
         import_package("pyarrow", "writing Parquet files", "parquet")
     source = describe(dataset, encoded=True, reads="rows")
@@ -126,9 +129,14 @@ def write_shards(
             "each worker would read all of the iterable, and write it again; pass num_workers=0, or an "
             "IterableDataset whose workers divide its samples (see get_worker_info)"
         )
-    encoded: Any = (_EncodedStream if source.iterable else _Encoded)(source.dataset)
-    options: Any = {"batch_size": SAMPLES, "num_workers": num_workers, "worker_type": worker_type}
-    loader = DataLoader(encoded, places="cpu", collate_fn=partial(_encode, _SHARDS[format][0]), **options)
+    loader = DataLoader(
+        (_EncodedStream if source.iterable else _Encoded)(source.dataset),
+        places="cpu",
+        batch_size=SAMPLES,
+        collate_fn=partial(_encode, _SHARDS[format][0]),
+        num_workers=num_workers,
+        worker_type=worker_type,
+    )
     with ExitStack() as stack:
         with named(str(target), "no files can be written into this folder; pass another one"):
             target.mkdir(parents=True, exist_ok=True)

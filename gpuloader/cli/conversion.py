@@ -9,13 +9,24 @@ from typing import Any
 
 from gpuloader.cli import fail, parse_count, show_status
 
+_KINDS = {
+    ".csv": "CSVDataset",
+    ".json": "JSONLDataset",
+    ".ndjson": "JSONLDataset",
+    ".parquet": "ParquetDataset",
+    ".tar": "TarDataset",
+    ".arrow": "ArrowDataset",
+    ".feather": "ArrowDataset",
+}
+"""The datasets that read files, by a part of the file's name, which may end in ``.gz``."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     source = (
         "a folder of images, by class or not, a folder that Hugging Face saved, hf:NAME[:SPLIT], or a CSV, "
+        "JSON Lines, Parquet, Arrow or tar file"
     )
-    source += "JSON Lines, Parquet, Arrow or tar file"
     add = parser.add_argument
     add("source", help=source)
     add("folder", help="where the shards go, a local folder")
@@ -37,9 +48,15 @@ def run(options: argparse.Namespace) -> None:
         folder = as_folder(options.folder)  # before a dataset is downloaded
         dataset = open_source(options.source)
         total = f" of {count:,}" if (count := length_hint(dataset)) else ""
-        how: Any = {"size": options.size << 20, "format": options.format, "num_workers": options.workers}
-        how["progress"] = lambda count: show_status(f"{count:,}{total} samples written")
-        paths = write_shards(dataset, folder, rows=options.rows, **how)
+        paths = write_shards(
+            dataset,
+            folder,
+            rows=options.rows,
+            size=options.size << 20,
+            format=options.format,
+            num_workers=options.workers,
+            progress=lambda count: show_status(f"{count:,}{total} samples written"),
+        )
     except (ValueError, TypeError, OSError, ImportError) as error:
         show_status("")
         fail(error)
@@ -63,14 +80,7 @@ def open_source(source: str) -> Any:
     if folder.is_dir():
         is_flat = not any(map(Path.is_dir, folder.iterdir()))
         return open_folder(folder)[0] if is_flat else gpuloader.ImageFolder(source)
-    kinds: dict[str, Any] = {".csv": gpuloader.CSVDataset, ".json": gpuloader.JSONLDataset}
-    kinds |= {".ndjson": gpuloader.JSONLDataset, ".parquet": gpuloader.ParquetDataset}
-    kinds |= {
-        ".tar": gpuloader.TarDataset,
-        ".arrow": gpuloader.ArrowDataset,
-        ".feather": gpuloader.ArrowDataset,
-    }
-    kind = next((kind for ending, kind in kinds.items() if ending in folder.name), None)
+    kind = next((kind for ending, kind in _KINDS.items() if ending in folder.name), None)
     if kind is None:
-        fail(f"{source}: expected a folder of images, a file named {', '.join(kinds)}, or hf:NAME")
-    return kind(source)
+        fail(f"{source}: expected a folder of images, a file named {', '.join(_KINDS)}, or hf:NAME")
+    return getattr(gpuloader, kind)(source)
