@@ -49,6 +49,12 @@ class Grayscale(image_transforms.OfImages):
             plan.append(image_transforms.Coloring((("gray", 0.0),)))
 
 
+def _as_range(name: str, given: float | tuple[float, float]) -> tuple[float, float]:
+    pair = given if isinstance(given, tuple | list) else (given, given)
+    image_transforms.check_range(name, pair)
+    return pair
+
+
 @dataclass(frozen=True)
 class GaussianBlur(image_transforms.OfImages):
     """Blurs images by a random radius, as Pillow's ``ImageFilter.GaussianBlur`` does.
@@ -72,22 +78,15 @@ class GaussianBlur(image_transforms.OfImages):
     [0, 10, 69, 10, 0]
     """
 
-    sigma: float | tuple[float, float] = (0.1, 2.0)
+    sigma: float | tuple[float, float] = checked(_as_range, (0.1, 2.0))
     p: float = checked(image_transforms.check_probability, 1.0)
 
     moves = False
     _keeps_size = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        image_transforms.check_range("sigma", self._range())
-
-    def _range(self) -> tuple[float, float]:
-        return self.sigma if isinstance(self.sigma, tuple | list) else (self.sigma, self.sigma)
-
     def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
         """Blur the result of the plan so far, or leave it."""
-        low, high = self._range()
+        low, high = _as_range("sigma", self.sigma)
         if rng.random() < self.p:
             plan.append(image_transforms.Coloring((("blur", low + (high - low) * rng.random()),)))
 

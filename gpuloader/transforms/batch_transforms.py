@@ -254,6 +254,11 @@ _PER_TRY = 4  # numbers drawn for each rectangle
 _RECTANGLE = 4  # the numbers of a rectangle: top, left, height and width
 
 
+def _check_fill(name: str, value: Any) -> None:
+    if np.ndim(value) > 1 or np.asarray(value).dtype.kind not in "iuf":
+        raise ValueError(f"{name} must be a number, or one for each channel, got {value!r}")
+
+
 @dataclass(frozen=True)
 class RandomErasing(KeepsLayout, Checked):
     """Fills a rectangle of random area and position in some images of a batch.
@@ -291,16 +296,11 @@ class RandomErasing(KeepsLayout, Checked):
     p: float = checked(check_probability, 0.5)
     scale: tuple[float, float] = checked(check_parts, (0.02, 0.33))
     ratio: tuple[float, float] = checked(check_range, (0.3, 3.3))
-    value: float | Sequence[float] = 0.0
+    value: float | Sequence[float] = checked(_check_fill, 0.0)
     layout: str | None = checked(LAYOUTS, None)
 
     draws = _RECTANGLE
     """Number of random draws per sample: top, left, height and width of its rectangle."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if np.ndim(self.value) > 1 or np.asarray(self.value).dtype.kind not in "iuf":
-            raise ValueError(f"value must be a number, or one for each channel, got {self.value!r}")
 
     def draw(self, words: Array, inputs: Sequence[Spec]) -> Array:
         """Return top, left, height and width of each sample's rectangle; height 0 for none."""

@@ -125,6 +125,11 @@ class Boxes(Checked):
         return np.asarray(corners / _scale(size, self.fractions, 2))
 
 
+def _check_mirrored(name: str, given: tuple[int, ...]) -> None:
+    if not (np.iterable(given) and sorted(given) == [*range(len(given))]):
+        raise ValueError(f"{name} must have each number of a point once, got {given!r}")
+
+
 @dataclass(frozen=True)
 class Keypoints(Checked):
     """A field of points that move with the image.
@@ -160,13 +165,7 @@ class Keypoints(Checked):
     labels: str | tuple[str, ...] = ()
     fractions: bool = checked(bool, False)
     drop: bool = checked(bool, False)
-    mirrored: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        given = self.mirrored
-        if given is not None and not (np.iterable(given) and sorted(given) == [*range(len(given))]):
-            raise ValueError(f"mirrored must have each number of a point once, got {self.mirrored!r}")
+    mirrored: tuple[int, ...] | None = checked(_check_mirrored, None)
 
 
 Annotation = Mask | Boxes | Keypoints
