@@ -135,11 +135,10 @@ class MixUp(_Mixing):
     def bind(self, inputs: Sequence[Spec]) -> Chain:
         """Return the computation for a batch."""
         self._check_labels(inputs)
-        if self._bits is not None:  # images of a dtype that only PyTorch has, whose bits are in uint16
-            return self._bind(inputs, blend, dtype=self._bits)
-        if inputs[0][1].kind != "f":
+        # The bits of a dtype that only PyTorch has are in uint16.
+        if self._bits is None and inputs[0][1].kind != "f":
             raise SampleError(f"expected images of floats, got {inputs[0][1]}; put MixUp after Normalize")
-        return self._bind(inputs, blend)
+        return self._bind(inputs, blend, dtype=self._bits)
 
 
 @dataclass(frozen=True)
