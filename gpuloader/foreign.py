@@ -401,7 +401,7 @@ def current_cuda_device() -> int:
 
 
 def describe_unused(index: int) -> str:
-    """Return how much unused memory frameworks keep on the current GPU, and how to free it; '' for none.
+    """Return how much unused memory frameworks keep on the current GPU, and how to free it, to end an error.
 
     >>> describe_unused(0)
     ''
@@ -413,8 +413,8 @@ def describe_unused(index: int) -> str:
         # question must not make a framework begin to use a GPU.
         with suppress(Exception):
             if module is not None and (nbytes := _count_unused(name, module, index)) > 0:
-                found.append(f"{name} keeps {nbytes:,} bytes that it does not use: {cure}")
-    return "; ".join(found)
+                found.append(f"; {name} keeps {nbytes:,} bytes that it does not use: {cure}")
+    return "".join(found)
 
 
 _CURES = {

@@ -177,10 +177,9 @@ class CudaCalls:
             if error.status != _OUT_OF_MEMORY:
                 raise
             free, total = self._runtime.memGetInfo()
-            unused = describe_unused(self.index)
             raise StagingMemoryError(
                 f"cannot allocate {nbytes:,} bytes on {self.name} ({error}); {free:,} of {total:,} bytes "
-                f"are free; lower the batch size, or keep fewer batches{unused and '; '}{unused}"
+                f"are free; lower the batch size, or keep fewer batches{describe_unused(self.index)}"
             ) from error
 
     def stream(self, *, urgent: bool = False) -> Any:
@@ -431,10 +430,9 @@ def _translate(index: int, error: BaseException) -> LoaderError | None:
         # CUDA reports a failed kernel at some later call, so the call that raises is seldom the cause.
         return LoaderError(f"gpu:{index} failed: {error}; an earlier kernel or copy may be the cause")
     if isinstance(error, library.memory.OutOfMemoryError):
-        unused = describe_unused(index)
         return StagingMemoryError(
             f"CuPy's memory pool on gpu:{index} is too small for a kernel: {error}; lower the batch size"
-            f"{unused and '; '}{unused}"
+            f"{describe_unused(index)}"
         )
     if isinstance(error, library.compiler.CompileException):
         return LoaderError(f"cannot compile a kernel for gpu:{index}: {error}")
