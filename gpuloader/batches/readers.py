@@ -49,12 +49,7 @@ class ReadSoFar(NamedTuple):
 
 
 def stage_all(
-    reader: Reader,
-    stage: Stager,
-    ring: Ring,
-    meter: Meter,
-    reached: ReadSoFar | None = None,
-    owner: object = None,
+    reader: Reader, stage: Stager, ring: Ring, meter: Meter, reached: ReadSoFar, owner: object
 ) -> Iterator[StagedBatch]:
     """Yield the staged batches of one epoch of the loader `owner`; reads in the thread that iterates.
 
@@ -67,7 +62,6 @@ def stage_all(
     BaseException
         Whatever the reader raised, with a note that names the batch.
     """
-    reached = reached or ReadSoFar()
     own_state: Callable[[], Any] | None = getattr(reader, "state_dict", None)
     items: Iterator[Any] | None = None
     slots: list[Slot] = []  # those of the current batch, until it is handed on

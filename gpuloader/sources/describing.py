@@ -164,7 +164,7 @@ def describe(value: Any, *, by_key: bool = False, encoded: bool = False, reads: 
     composed = dict(_COMPOSED)
     for name, how in _FOREIGN.items():
         composed.update(dict.fromkeys(foreign.find_classes(name), how))
-    source = _describe(_adapt(value, by_key, encoded, reads), composed, encoded, reads=reads)
+    source = _describe(_adapt(value, by_key, encoded, reads), composed, encoded, reads)
     dataset = source.dataset
     if datasets.is_iterable(dataset):
         chained: tuple[Source, ...] = ()
@@ -205,12 +205,7 @@ def by_chunks(source: Source) -> Source:
 
 
 def _describe(
-    dataset: Any,
-    composed: Mapping[type, str],
-    encoded: bool,
-    *,
-    adapts: bool = True,
-    reads: Reads = "columns",
+    dataset: Any, composed: Mapping[type, str], encoded: bool, reads: Reads, *, adapts: bool = True
 ) -> Source:
     """Describe a dataset and those in it; `adapts` allows replacing them by adapted ones."""
     kind = next(filter(composed.__contains__, type(dataset).__mro__), object)
@@ -230,7 +225,7 @@ def _describe(
         datasets.refuse_mix(one, reader, "split or concatenate its datasets first, then mix those")
         # By key, because the composed dataset asks for the samples; it reads a dict by its keys.
         adapted = _adapt(one, True, encoded, reads) if adapts and not isinstance(one, Mapping) else one
-        part = _describe(adapted, composed, encoded, adapts=adapts, reads=reads)
+        part = _describe(adapted, composed, encoded, reads, adapts=adapts)
         parts.append(part)
         holds_images = holds_images or (part.holds_images and not overrides)
     if adapts and any(part.dataset is not one for part, one in zip(parts, inside, strict=True)):

@@ -39,7 +39,7 @@ def test_an_error_of_the_reader_names_the_batch(reached, fails_at, batch):
         return StagedBatch(reserve(1), LAYOUT, (0,), next(items))
 
     with pytest.raises(OSError, match="cannot") as caught:
-        list(stage_all(reader, stage, Ring(9, 1), Meter(), ReadSoFar(reached)))
+        list(stage_all(reader, stage, Ring(9, 1), Meter(), ReadSoFar(reached), None))
     assert f"batch {batch}" in caught.value.__notes__[0]
     assert closed == [1] * (fails_at is not None)
 
@@ -54,7 +54,7 @@ def gradually(request, monkeypatch):
 def batches_of(stager, items, ring=None, meter=None):
     """Return the arrays of all batches, whose slots go back at once."""
     ring, found = ring or Ring(2, 1), []
-    for staged in stage_all(lambda: iter(items), stager, ring, meter or Meter()):
+    for staged in stage_all(lambda: iter(items), stager, ring, meter or Meter(), ReadSoFar(), None):
         assert staged.number == len(found)
         found.append([view.tolist() for view in staged.slot.views(staged.layout)])
         ring.release(staged.slot)
