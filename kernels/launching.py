@@ -160,7 +160,7 @@ class Kernel(Generic[Parameters]):
         device = find_device(**given) if given else getattr(out, "device", None) or current_device()
         result = work.into
         if result is None:
-            result = obtain("out", out, "cupy", work.shape, work.dtype, device, kwargs.get("stream"))
+            result = obtain("out", out, work.shape, work.dtype, device, kwargs.get("stream"))
         # If nothing is written, nothing is launched: sizes that the grid is divided by may be 0.
         launches = [
             KernelLaunch(self.file, entry, *shape, tuple(_NULL if one is None else one for one in arguments))
@@ -174,7 +174,7 @@ class Kernel(Generic[Parameters]):
         work = self.__wrapped__(*args, **kwargs)
         result: NDArray[Any] | None = work.into
         if result is None:
-            result = obtain("out", kwargs.get("out"), "numpy", work.shape, work.dtype)
+            result = obtain("out", kwargs.get("out"), work.shape, work.dtype)
         work.on_host(result)
         return result
 
@@ -270,23 +270,21 @@ def check_size(name: str, value: object, least: int, limit: int = 2**63) -> int:
 
 
 def obtain(
-    name: str,
-    out: Any,
-    library: Library,
-    shape: tuple[int, ...],
-    dtype: DTypeLike,
-    device: Any = None,
-    stream: Any = None,
+    name: str, out: Any, shape: tuple[int, ...], dtype: DTypeLike, device: Any = None, stream: Any = None
 ) -> Any:
-    """Return the array that launches on `stream` write to: `out`, which must fit, or a new one for None."""
-    if out is None and library == "numpy":
+    """Return the array that launches on `stream` write to: `out`, which must fit, or a new one for None.
+
+    Without a `device`, it is NumPy's.
+    """
+    if out is None and device is None:
         return np.empty(shape, dtype)
     if out is None:
         # CuPy's pool ties memory to the stream that is current at allocation. Otherwise, other work on that
         # stream could get what is dropped here while launches on this one still use it.
         with on_device(device), on_stream(stream):
-            return sys.modules[library].empty(shape, dtype)
-    check_array(name, out, library, ArrayParameter((np.dtype(dtype),), shape, False, True), {})
+            return sys.modules["cupy"].empty(shape, dtype)
+    library: Library = "numpy" if device is None else "cupy"
+    check_array(name, out, library, takes(dtype, shape=shape, written=True), {})
     if device is not None and out.device.id != device.id:
         raise ValueError(f"{name} must be on gpu:{device.id}, got gpu:{out.device.id}")
     return out

@@ -97,7 +97,7 @@ def recolor(
         shape = samples, contrasts, PARTS
         parts = None
         if contrasts:
-            parts = obtain("sums", sums, "cupy", shape, np.uint64, result.device, stream)
+            parts = obtain("sums", sums, shape, np.uint64, result.device, stream)
         counts = by_value([samples, height * width, out_layout == "CHW", row, first, contrasts])
         for contrast in range(contrasts):
             grid = spread(PARTS * _THREADS, samples)

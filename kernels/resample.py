@@ -124,7 +124,7 @@ def resample(
         numbers = out_layout == "CHW", interpolation == "bicubic", geometry.shape[1]
         images = by_value((samples, len(values), height, width, *numbers), _IMAGES)
         shape = samples, TABLE_LINES, height + width
-        weights = obtain("tables", tables, "cupy", shape, np.int32, result.device, stream)
+        weights = obtain("tables", tables, shape, np.int32, result.device, stream)
         yield "tabulate", spread(height + width, samples), (row_splits, geometry, weights, images)
         # A block makes the tiles of some columns, or only one where there are few images. Where scales are
         # large, tiles are smaller and a block makes more of them.

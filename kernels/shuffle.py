@@ -58,7 +58,7 @@ def shuffle(
     def sorting(result: Any) -> Iterator[Any]:
         # The whole permutation is as large as its hashes, so they can be sorted in the result itself.
         given = result.view(np.uint64) if amount == count else None
-        hashes = obtain("hashes", given, "cupy", (count,), np.uint64, result.device, stream)
+        hashes = obtain("hashes", given, (count,), np.uint64, result.device, stream)
         # A hash keeps its high bits; the number it stands for takes the low ones, so one sort moves both.
         low = np.uint64(2 ** count.bit_length() - 1)
         yield "hash_numbers", spread(count), (hashes, np.uint64(count), low, np.uint64(key))
