@@ -16,7 +16,7 @@ from gpuloader.checks import check_count, check_number, checked
 from gpuloader.sources.images.annotations import Fields, split_fields, varying_names
 from gpuloader.sources.images.image import FILTERS, Affine
 from gpuloader.transforms import image_transforms
-from gpuloader.transforms.image_transforms import make_affine
+from gpuloader.transforms.image_transforms import Plan, make_affine
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Grayscale(image_transforms.OfImages):
     moves = False
     _keeps_size = True  # of images, so that a GPU may crop them
 
-    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Remove the color from the result of the plan so far, or leave it."""
         if rng.random() < self.p:
             plan.append(image_transforms.Coloring((("gray", 0.0),)))
@@ -84,7 +84,7 @@ class GaussianBlur(image_transforms.OfImages):
     moves = False
     _keeps_size = True
 
-    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Blur the result of the plan so far, or leave it."""
         low, high = _as_range("sigma", self.sigma)
         if rng.random() < self.p:
@@ -141,21 +141,16 @@ def make_rotation(size: tuple[int, int], filter: str, angle: float) -> Affine:  
 
 
 def add_operation(
-    plan: image_transforms.Plan,
-    space: Space,
-    number: int,
-    bins: int,
-    filter: str,  # noqa: A002
-    rng: np.random.Generator,
+    plan: Plan, space: Space, number: int, how: RandAugment | TrivialAugment, rng: np.random.Generator
 ) -> None:
-    """Add a random operation of a space to a plan, with the magnitude of one of several bins."""
+    """Add a random operation of a space to a plan, with the magnitude of one of a transform's bins."""
     name = [*space][int(rng.random() * len(space))]
     first, last, is_signed = space[name]
-    amount = first + (last - first) * number / (bins - 1)
+    amount = first + (last - first) * number / (how.num_magnitude_bins - 1)
     if is_signed and rng.random() <= 0.5:
         amount = -amount
     if name in _GEOMETRY:
-        plan.append(_GEOMETRY[name](image_transforms.find_size(plan), filter, amount))
+        plan.append(_GEOMETRY[name](image_transforms.find_size(plan), how.filter, amount))
     else:
         # A change of color has a factor; a magnitude of 0 leaves it at 1.
         amount = round(amount) if name == "posterize" else amount + is_signed
@@ -207,12 +202,12 @@ class RandAugment(image_transforms.OfImages):
             most = self.num_magnitude_bins - 1
             raise ValueError(f"magnitude must be a number from 0 to {most}, got {self.magnitude!r}")
 
-    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Apply operations to the result of the plan so far."""
         height, width = image_transforms.find_size(plan)
         space = make_space(0.3, 150 / 331 * width, 150 / 331 * height, 30.0, 0.9, 4)
         for _ in range(self.num_ops):
-            add_operation(plan, space, self.magnitude, self.num_magnitude_bins, self.filter, rng)
+            add_operation(plan, space, self.magnitude, self, rng)
 
 
 @dataclass(frozen=True)
@@ -245,11 +240,10 @@ class TrivialAugment(image_transforms.OfImages):
 
     _keeps_size = True
 
-    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Apply an operation to the result of the plan so far."""
-        bins = self.num_magnitude_bins
         space = make_space(0.99, 32.0, 32.0, 135.0, 0.99, 2)
-        add_operation(plan, space, int(rng.random() * bins), bins, self.filter, rng)
+        add_operation(plan, space, int(rng.random() * self.num_magnitude_bins), self, rng)
 
 
 # ---------------------------------------------------------------------------------------------------------
@@ -312,7 +306,7 @@ class Views:
         moving = (one.field for one in self.transforms if getattr(one, "moves", True))
         return next(moving, self.transforms[0].field)
 
-    def extend(self, plan: image_transforms.Plan, rng: np.random.Generator) -> None:
+    def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Add to the plan of one view."""
         for transform in self.transforms:
             transform.extend(plan, rng)

@@ -385,6 +385,18 @@ class RandomFlip(OfImages):
             plan[-1] = geometry.mirrored(flip=across, flop=not across)
 
 
+def _sides(padding: int | tuple[int, int, int, int]) -> tuple[int, ...]:
+    return tuple(padding) if isinstance(padding, tuple | list) else (padding,) * 4
+
+
+def _check_padding(name: str, padding: int | tuple[int, int, int, int]) -> None:
+    sides = _sides(padding)
+    if len(sides) != 4 or not all(isinstance(one, int | np.integer) and one >= 0 for one in sides):
+        raise ValueError(
+            f"{name} must be a number of 0 or more, or (left, top, right, bottom), got {padding!r}"
+        )
+
+
 @dataclass(frozen=True)
 class PadImage(OfImages):
     """Adds a black margin to images.
@@ -407,27 +419,16 @@ class PadImage(OfImages):
     [[0, 9, 9, 0, 0], [0, 0, 0, 0, 0]]
     """
 
-    padding: int | tuple[int, int, int, int]
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        sides = self._sides()
-        if len(sides) != 4 or not all(isinstance(one, int | np.integer) and one >= 0 for one in sides):
-            raise ValueError(
-                f"padding must be a number of 0 or more, or (left, top, right, bottom), got {self.padding!r}"
-            )
-
-    def _sides(self) -> tuple[int, ...]:
-        return tuple(self.padding) if isinstance(self.padding, tuple | list) else (self.padding,) * 4
+    padding: int | tuple[int, int, int, int] = checked(_check_padding)
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:  # noqa: ARG002
         """Add a margin to the result of the plan so far."""
         geometry = find_geometry(plan)
-        left, top, _, _ = self._sides()
+        left, top, _, _ = _sides(self.padding)
         _cut(plan, geometry, -top, -left, *self._grow(geometry.window[2:]))
 
     def _grow(self, size: tuple[int, int]) -> tuple[int, int]:
-        left, top, right, bottom = self._sides()
+        left, top, right, bottom = _sides(self.padding)
         return size[0] + top + bottom, size[1] + left + right
 
 

@@ -34,7 +34,7 @@ def operate(kind, name, number, negative=False, pixels=PIXELS):
     """Return the plan of one operation, and its pixels."""
     plan = [Geometry.of(*pixels.shape[:2])]
     place = (NAMES.index(name) + 0.5) / len(NAMES)
-    add_operation(plan, SPACES[kind], number, 31, "nearest", Rng(place, 0.2 if negative else 0.8))
+    add_operation(plan, SPACES[kind], number, t.TrivialAugment(None), Rng(place, 0.2 if negative else 0.8))
     return plan, finish_plan(as_image(pixels), plan)
 
 
