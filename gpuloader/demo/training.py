@@ -186,13 +186,7 @@ def train(digits: DigitSet, place: Place, *, asynchronous: bool, wait: float = 0
 
 
 def train_in_turn(
-    digits: DigitSet,
-    place: Place,
-    *,
-    way: str | None,
-    epochs: int,
-    wait: float,
-    tell: Callable[[str], object] = lambda _: None,
+    digits: DigitSet, place: Place, way: str | None, epochs: int, wait: float, tell: Callable[[str], object]
 ) -> tuple[dict[str, dict[str, Run]], dict[str, Comparison]]:
     """Train in the given way, or for None in both, as it is and then with waits; return runs by these names.
 

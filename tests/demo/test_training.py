@@ -48,7 +48,9 @@ def test_both_ways_are_two_pairs_of_runs_and_one_way_is_one_run(way, wait, runs)
 
 def test_runs_with_waits_are_no_longer_than_they_must_be(monkeypatch):
     monkeypatch.setattr("gpuloader.demo.training.SLOWED_DIGITS", 500)
-    made, comparisons = train_in_turn(mnist.sample().valid, CPUPlace(), way=None, epochs=2, wait=0.0001)
+    made, comparisons = train_in_turn(
+        mnist.sample().valid, CPUPlace(), way=None, epochs=2, wait=0.0001, tell=print
+    )
     assert [one.turns for one in comparisons.values()] == [10, 3]
     assert [len(run.losses) for pair in made.values() for run in pair.values()] == [10, 10, 5, 5]
 
