@@ -234,10 +234,9 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
     SampleError
         The tensor is not dense, or not in host memory.
     """
-    array: NDArray[Any]
     # Checking the kind of tensor first would take longer than this, which nearly always works.
     with suppress(RuntimeError, TypeError):
-        array = tensor.numpy()
+        array: NDArray[Any] = tensor.numpy()
         return array
     if obstacle := _find_obstacle(tensor):
         raise SampleError(
@@ -251,8 +250,7 @@ def tensor_array(tensor: Any, wanted: np.dtype[Any] | None = None) -> NDArray[An
     # lose.
     plain = tensor.detach().resolve_conj().resolve_neg()
     with suppress(TypeError):  # a dtype that NumPy lacks
-        array = plain.numpy()
-        return array
+        return np.asarray(plain.numpy())
     if wanted is not None and torch_name(wanted) is None:
         return _widen(plain, wanted)
     bits: NDArray[Any] = plain.view(getattr(sys.modules["torch"], _INTEGERS[plain.element_size()])).numpy()

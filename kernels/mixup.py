@@ -143,8 +143,7 @@ def _mix_two(before: NDArray[Any], own: NDArray[Any], mix: NDArray[np.int32]) ->
     # NumPy rounds every operation on halves to a half; the kernel rounds halves once, at the end.
     if own.dtype == np.float16:
         before, own = before.astype(np.float32), own.astype(np.float32)
-    mixed: NDArray[Any] = before * (np.float32(1) - share) + own * share
-    return mixed
+    return np.asarray(before * (np.float32(1) - share) + own * share)
 
 
 def _as_floats(bits: NDArray[np.uint16]) -> NDArray[np.float32]:

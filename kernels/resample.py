@@ -187,5 +187,4 @@ def _resize_rows(rows: NDArray[np.uint8], taps: Taps) -> NDArray[np.uint8]:
     for tap in range(int(counts.max(initial=0))):
         chosen = np.minimum(firsts + tap, len(rows) - 1)
         sums += wide[chosen] * weights[:, tap].reshape(-1, *[1] * (rows.ndim - 1))
-    result: NDArray[np.uint8] = np.clip(sums >> _BITS, 0, 255).astype(np.uint8)
-    return result
+    return np.asarray(np.clip(sums >> _BITS, 0, 255), np.uint8)

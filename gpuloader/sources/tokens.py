@@ -181,8 +181,7 @@ class WindowStarts:
     def __getitem__(self, windows: slice | IndexArray) -> IndexArray:
         numbers = np.arange(*windows.indices(len(self))) if isinstance(windows, slice) else windows
         document = np.searchsorted(self._ends, numbers, side="right")
-        starts: IndexArray = self.first[document] + (numbers - self._before[document]) * self._stride
-        return starts
+        return np.asarray(self.first[document] + (numbers - self._before[document]) * self._stride)
 
 
 # Documents packed into rows.

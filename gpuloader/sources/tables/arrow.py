@@ -259,5 +259,4 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _numbers(values: pa.Array) -> NDArray[Any]:
-    array: NDArray[Any] = values.to_numpy(zero_copy_only=values.type.bit_width > 1)
-    return array
+    return np.asarray(values.to_numpy(zero_copy_only=values.type.bit_width > 1))

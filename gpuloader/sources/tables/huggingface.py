@@ -48,10 +48,8 @@ def adapt_dataset(dataset: Any, reads: Reads = "columns") -> Any:
     if reads == "as torch":
         # The columns without the format come as Python objects.
         is_whole = not form["output_all_columns"] or len(form["columns"]) == len(dataset.column_names)
-        schema = dataset.features.arrow_schema
-        in_columns = (
-            in_columns and is_whole and is_alike_in_torch(form["type"], map(schema.field, form["columns"]))
-        )
+        columns = map(dataset.features.arrow_schema.field, form["columns"])
+        in_columns = in_columns and is_whole and is_alike_in_torch(form["type"], columns)
     if in_columns and hasattr(dataset, "_indices"):
         return HuggingFaceRows(dataset)
     if form["type"] in TABLES:
