@@ -12,6 +12,7 @@ from gpuloader.epoch.delivery import Delivery
 from gpuloader.epoch.epoch import Epoch, Iteration, open_epoch, take_buffers
 from gpuloader.errors import QueueClosed
 from gpuloader.staging import Layout, Ring, Slot, arrange
+from gpuloader.system.finalizers import Finalizer
 from gpuloader.watch.meter import Meter
 
 
@@ -85,4 +86,4 @@ class ReadyBuffers:
             drop_last=False,
             meter=self._meter,
         )
-        return open_epoch(epoch)
+        return open_epoch(epoch, Finalizer())

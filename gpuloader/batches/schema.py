@@ -355,10 +355,9 @@ def infer_schema(samples: Sequence[Any], collation: Collation) -> Schema:
                     pad = pads[leaf.name]
                     check_fill(pad.value, dtype)
                     if pad.axes[-1] > len(shape):
-                        problem = (
+                        raise SampleError(
                             f"pad has axis {pad.axes[-1]}, but the sample has {len(shape) + 1} dimensions"
                         )
-                        raise SampleError(problem)
                     shape = tuple([None if at in pad.axes else size for at, size in enumerate(shape, 1)])
             else:
                 dtype, shape, level = _settle(value, varies=False)

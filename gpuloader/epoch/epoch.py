@@ -299,13 +299,12 @@ Masking = Callable[[StagedBatch], SampleMask]
 """Returns the mask of a batch that may end in repeated samples; called once per batch, in order."""
 
 
-def open_epoch(epoch: Epoch, guard: Finalizer | None = None) -> Iteration:
+def open_epoch(epoch: Epoch, guard: Finalizer) -> Iteration:
     """Return the iterator over an epoch, which ends if the user drops the iterator.
 
     `guard` is a finalizer older than the epoch's fetch, so the garbage collector ends the epoch before the
     generators that it reads.
     """
-    guard = guard or Finalizer()
     # The epoch knows neither the iterator nor the guard. Otherwise they would form a garbage cycle, and
     # workers would continue until Python collects it.
     guard.watch(epoch.close)

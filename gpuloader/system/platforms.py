@@ -226,12 +226,11 @@ def kill_process(descriptor: int) -> bool:
     """Kill the process of a descriptor that `open_process` returned; return False if that is not allowed."""
     # Its id could mean another process by now: a fork server reaps its children.
     try:
-        signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except ProcessLookupError:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         return True
     except (OSError, AttributeError):  # a sandboxed kernel
         return False
-    return True
 
 
 def kill_session(pid: int) -> None:

@@ -26,6 +26,7 @@ from gpuloader.epoch.lane import Lane, count_slots
 from gpuloader.errors import QueueClosed
 from gpuloader.staging import Ring, arrange
 from gpuloader.system import threads as exiting
+from gpuloader.system.finalizers import Finalizer
 from gpuloader.testing import SimulatedDevice, simulated_places
 from gpuloader.transforms import Cast
 from gpuloader.watch.meter import Meter
@@ -265,7 +266,9 @@ class Loop:
         self.fetch = Staged(self.buffers.ring, entries)
         self.idle, self.ended = deque(), []
         where = self.buffers, self.fetch, present, self.idle, meter
-        self.epoch = open_epoch(Epoch(*where, drop_last=False, ended=lambda: self.ended.append(1)))
+        self.epoch = open_epoch(
+            Epoch(*where, drop_last=False, ended=lambda: self.ended.append(1)), Finalizer()
+        )
 
     def check_over(self, *, by_itself=False, leaves=True):
         """Fail unless the epoch is over, and closed what it had to."""

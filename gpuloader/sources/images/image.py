@@ -252,9 +252,8 @@ class Image:
                         return into if orientation == 1 else decoding.turn_upright(into, orientation)
             with decoding.open_by_pillow(data) as image:
                 if shrink < decoding.EIGHTHS:
-                    image.draft(
-                        None, tuple(length * shrink // decoding.EIGHTHS for length in reversed(stored))
-                    )
+                    least = tuple(length * shrink // decoding.EIGHTHS for length in reversed(stored))
+                    image.draft(None, least)
                 image.load()
                 if image.mode != "RGB":  # converting an RGB image would copy it
                     image = image.convert("RGB")
