@@ -150,7 +150,10 @@ class ParquetDataset(TableShards):
 
     def __len__(self) -> int:
         if self.filters is not None or ask_ranks()[1] > 1:
-            raise NoIndices("a ParquetDataset has no length with filters, nor on several ranks; see .rows")
+            raise NoIndices(
+                "a ParquetDataset has no length with filters, nor on several ranks, because each reads its "
+                "own row groups; its attribute rows is the number in all files"
+            )
         return self.rows
 
     def random_access(self, *, memory: int = HELD_NBYTES) -> ParquetRows:
