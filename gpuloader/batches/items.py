@@ -12,7 +12,6 @@ import itertools
 import pickle
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from operator import length_hint
 from typing import Any, NamedTuple
 
@@ -210,17 +209,16 @@ class ItemState(NamedTuple):
     asked: bool = False
 
 
-@dataclass(eq=False, repr=False)
 class Pass:
     """A pass over an iterable dataset; one thread stages its batches one after another."""
 
-    _assembler: ItemAssembler
-    _size: int
-    drop_last: bool = field(kw_only=True)
-    _items: Iterator[Any] | None = field(default=None, init=False)
+    _items: Iterator[Any] | None = None
 
-    def __post_init__(self) -> None:
-        self._in_blocks = not self._assembler.collation.whole and self._assembler.source.in_blocks
+    def __init__(self, assembler: ItemAssembler, size: int, *, drop_last: bool) -> None:
+        self._assembler = assembler
+        self._size = size
+        self._drop_last = drop_last
+        self._in_blocks = not assembler.collation.whole and assembler.source.in_blocks
 
     def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
         """Read and stage batch `number`; return None at the end."""
@@ -243,7 +241,6 @@ def copy_state(state: Any) -> Any:
     return dict(state) if is_flat else copy.deepcopy(state)
 
 
-@dataclass(eq=False, repr=False)
 class ItemStream(Pass):
     """One worker's pass over an iterable dataset, in batches of `size` items; used by one thread.
 
@@ -252,14 +249,23 @@ class ItemStream(Pass):
     after each batch, if it has one.
     """
 
-    reached: ItemState = field(kw_only=True)
-    keep_state: bool = field(default=True, kw_only=True)
+    _items: Generator[Any, None, None] | None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(
+        self,
+        assembler: ItemAssembler,
+        size: int,
+        *,
+        drop_last: bool,
+        reached: ItemState,
+        keep_state: bool = True,
+    ) -> None:
+        super().__init__(assembler, size, drop_last=drop_last)
+        self._reached = reached
+        self._keeps = keep_state
         # The owners of a state: the dataset, its iterator, or both.
-        is_stateful = self.keep_state and self._assembler.source.keeps_state
-        self._stateful: dict[str, Any] = {_OF_DATASET: self._assembler.dataset} if is_stateful else {}
+        is_stateful = keep_state and assembler.source.keeps_state
+        self._stateful: dict[str, Any] = {_OF_DATASET: assembler.dataset} if is_stateful else {}
         self._number = 0
         self._asked_before = 0
 
@@ -271,7 +277,7 @@ class ItemStream(Pass):
             at = lambda count: (self._number, 0 if self._in_blocks else count % self._size)  # noqa: E731
             self._items = assembler.read(self._open(number), at, closes=True)
         self._number = number
-        least = self._size if self.drop_last else 1
+        least = self._size if self._drop_last else 1
         staged = assembler.stage(self._items, number, self._size, least, reserve, in_blocks=self._in_blocks)
         if staged is None:
             return None
@@ -285,13 +291,13 @@ class ItemStream(Pass):
                     state = state[_OF_DATASET]
             except Exception as error:
                 raise assembler.failure(error, number, None, None) from error
-        reached, asked = self.reached, count_rank_questions() > self._asked_before
-        self.reached = ItemState(reached.worker, reached.batches + 1, state, ended=ended, asked=asked)
-        staged.state = self.reached
+        reached, asked = self._reached, count_rank_questions() > self._asked_before
+        self._reached = ItemState(reached.worker, reached.batches + 1, state, ended=ended, asked=asked)
+        staged.state = self._reached
         return staged
 
     def _open(self, number: int) -> Iterator[Any]:
-        dataset, reached = self._assembler.dataset, self.reached
+        dataset, reached = self._assembler.dataset, self._reached
         draw = current_draw()
         draw.index, draw.generator = reached.worker, None
         # A pass that had ended must not call the dataset again: its next iterator may be the next epoch's.
@@ -307,7 +313,7 @@ class ItemStream(Pass):
             if own is not None:
                 dataset.load_state_dict(own)
             made: Any = self._iterate(self._size)
-            if self.keep_state and made is not dataset and has_state(made):
+            if self._keeps and made is not dataset and has_state(made):
                 self._stateful[_OF_ITERATOR] = made
                 if kept is not None:
                     made.load_state_dict(kept)
@@ -329,7 +335,6 @@ class ItemStream(Pass):
         return items
 
 
-@dataclass(eq=False, repr=False)
 class ShareStream(Pass):
     """One rank's pass over an iterable dataset; every rank, and every worker, reads all items.
 
@@ -344,16 +349,17 @@ class ShareStream(Pass):
     Used by one thread. `base` is the number of items of the epoch before those of batch 0.
     """
 
-    _division: Division
-    base: int = field(default=0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(
+        self, assembler: ItemAssembler, size: int, division: Division, *, drop_last: bool, base: int = 0
+    ) -> None:
+        super().__init__(assembler, size, drop_last=drop_last)
+        self._division = division
+        self._base = base
         self._alone: WorkerInfo | None = None  # what the dataset sees
         self._read = 0
-        self._step = self._size * self._division.world_size
+        self._step = size * division.world_size
         # A state saved with other ranks or batches may begin within a block.
-        self._in_blocks &= self.base % self._step == 0
+        self._in_blocks &= base % self._step == 0
 
     def stage(self, number: int, reserve: Reserve) -> StagedBatch | None:
         """Read and stage this rank's part of step `number`; return None at the end.
@@ -369,14 +375,14 @@ class ShareStream(Pass):
             self._alone = WorkerInfo(0, 1, seed, self._assembler.dataset, (0, 1))
         outer = exchange_worker(self._alone)
         try:
-            begin = self.base + number * self._step
+            begin = self._base + number * self._step
             kept, count = self._read_step(number, begin)
         finally:
             exchange_worker(outer)
         division, ranks = self._division, self._division.world_size
         # All ranks count the same items here, so they agree on who gets how many without communicating.
         own, size = division.own(count, self._size, items=True)
-        if not size or (self.drop_last and count < self._step):
+        if not size or (self._drop_last and count < self._step):
             return None
         # Keys are positions in the epoch, so that an item's random draws do not depend on its rank.
         first = begin + division.rank
@@ -388,7 +394,7 @@ class ShareStream(Pass):
         else:
             items = iter((kept.take(keys, begin) if size < count else kept,))
         staged = self._assembler.stage(items, number, size, 1, reserve, keys, in_blocks=self._in_blocks)
-        if staged is not None and division.pads(None, drop_last=self.drop_last):
+        if staged is not None and division.pads(None, drop_last=self._drop_last):
             staged.state = own, size
         return staged
 

@@ -16,7 +16,6 @@ import struct
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import InitVar, dataclass
 from operator import attrgetter
 from typing import Any
 
@@ -40,7 +39,6 @@ UNFIT = (TypeError, ValueError, AttributeError, OverflowError, NotImplementedErr
 SAMPLE_TYPES = (tuple, list)
 
 
-@dataclass(eq=False, repr=False)
 class SampleRows:
     """The fields of samples, and how their values are written into the rows of a slot.
 
@@ -49,21 +47,26 @@ class SampleRows:
     fit. With a `count`, samples are dense and come in batches of that many, which have the `layout`.
     """
 
-    feeds: Sequence[FeedSpec]
-    conversion: Conversion = convert
-    shapes: Sequence[tuple[int, ...]] | None = None
-    keeps_dtypes: InitVar[bool] = False
-    count: InitVar[int | None] = None
-
-    def __post_init__(self, keeps_dtypes: bool, count: int | None) -> None:
+    def __init__(
+        self,
+        feeds: Sequence[FeedSpec],
+        conversion: Conversion = convert,
+        shapes: Sequence[tuple[int, ...]] | None = None,
+        keeps_dtypes: bool = False,
+        count: int | None = None,
+    ) -> None:
+        self.feeds = feeds
+        self.conversion = conversion
+        self._shapes = shapes
         self._places: list[_RowPlaces] = []
         # Whether samples are written field by field: None before the first tensor, unless the only field is
         # a number; False once some did not fit, because all fields would be written twice.
         self.in_columns: bool | None = None
         if count is not None:
             self.layout = self.layout_of(count)
-            strict = self.conversion is not convert  # refuses what would have to be reshaped
-            self._places = [_row_places(field, strict, keeps_dtypes) for field in self.layout.fields]
+            strict = conversion is not convert  # refuses what would have to be reshaped
+            for field in self.layout.fields:
+                self._places.append(_row_places(field, strict, keeps_dtypes))
             self.in_columns = [parts[-1] for parts in self._places] == [True] or None
 
     def convert(self, field: int, index: int, value: Any) -> Array:
@@ -80,7 +83,7 @@ class SampleRows:
         """Return the layout of a batch of `count` dense samples."""
         specs = []
         for number, feed in enumerate(self.feeds):
-            shape: Sequence[Any] = feed.shape[1:] if self.shapes is None else self.shapes[number]
+            shape: Sequence[Any] = feed.shape[1:] if self._shapes is None else self._shapes[number]
             specs.append(((count, *shape), feed.dtype))
         return find_runs(arrange(tuple(specs)))
 

@@ -7,7 +7,7 @@ import os
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gpuloader.watch.autotuner import Autotuner
 
 
-@dataclass(eq=False, repr=False)
 class Fetching:
     """Fetches a dataset's batches, epoch after epoch: inline, in threads or in processes.
 
@@ -43,15 +42,18 @@ class Fetching:
     Workers run on the cores in `near` if there are at least as many of these cores as workers.
     """
 
-    _spec: BatchSpec
-    _workers: WorkerOptions
-    _gatherer: Gatherer | None
-    _meter: Meter
-    prefetch: InitVar[int]
-    near: InitVar[Cores]
-
-    def __post_init__(self, prefetch: int, near: Cores) -> None:
-        spec, workers, gatherer = self._spec, self._workers, self._gatherer
+    def __init__(
+        self,
+        spec: BatchSpec,
+        workers: WorkerOptions,
+        gatherer: Gatherer | None,
+        meter: Meter,
+        prefetch: int,
+        near: Cores,
+    ) -> None:
+        self._spec = spec
+        self._workers = workers
+        self._meter = meter
         iterable = spec.source.iterable
         # More workers than near cores would take turns there while other cores are idle.
         self._near = near if max(workers.count, workers.most) <= len(near) else frozenset()
@@ -96,7 +98,7 @@ class Fetching:
             from gpuloader.watch.autotuner import Autotuner, Setting  # late: few loaders have such options
 
             begin = Setting(self.count, workers.prefetch_factor, prefetch)
-            self.tuner = Autotuner(begin, workers.most or self.count, self._meter, deepens=workers.deepens)
+            self.tuner = Autotuner(begin, workers.most or self.count, meter, deepens=workers.deepens)
 
     def _make_gatherer(self) -> Gatherer | None:
         collation = self._spec.collation
