@@ -630,7 +630,7 @@ class TestMeasuring:
     def test_what_limits_the_loop(self, prefetch, advice):
         def slow():
             for number in range(8):
-                time.sleep(0.003)
+                time.sleep(0.04)  # long beside what other programs take from the thread
                 yield rows(number)
 
         loader = gpuloader.prefetch(Items(slow), places="cpu", prefetch=prefetch)
