@@ -158,7 +158,7 @@ def test_readers_are_advised_of_what_readers_have():
     assert "capacity" in advise(times(wait=2.0, compute=3.0, fetch=2.5))[0]
 
 
-@pytest.mark.parametrize(("workers", "step", "bound"), [(0, 0.0, "input"), (4, 0.01, "compute")])
+@pytest.mark.parametrize(("workers", "step", "bound"), [(0, 0.0, "input"), (4, 0.04, "compute")])
 def test_real_loops_are_explained(workers, step, bound):
     loader = load(Waiting(60, 0.0005), batch_size=5, num_workers=workers, worker_type="thread")
     for _ in loader:
