@@ -418,7 +418,8 @@ class ShardDataset(IterableDataset[S]):
                     pieces = start_reading(partial(_in_turn, read), PIECES_AHEAD) if remote else read()
                     begun.append((first, skip, nbytes, pieces))
                     first, skip = stop, 0
-                for at, sample, _, pieces in list(begun)[:1]:  # none if the last shards have no samples
+                if begun:  # nothing is if the last shards have no samples
+                    at, sample, _, pieces = begun[0]
                     for piece in pieces:
                         yield at, sample, piece
                         sample += len(piece)
