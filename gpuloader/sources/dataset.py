@@ -435,10 +435,10 @@ class Subset(Dataset[S]):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute 'take_block'")
 
         def read(indices: Sequence[int]) -> Block:
-            rows, found = number_rows(array_rows.as_rows(self, indices, len(self))), self.indices
-            at_once = isinstance(found, np.ndarray)  # one by one, 256 may take longer than to read them
-            block: Block = take(found[rows] if at_once else [self._at(row) for row in rows.tolist()])
-            return block
+            rows, listed = array_rows.as_rows(self, indices, len(self)), self.indices
+            if isinstance(listed, np.ndarray):  # one by one, 256 may take longer than to read them
+                return cast("Block", take(listed[rows]))
+            return cast("Block", take([self._at(row) for row in number_rows(rows).tolist()]))
 
         return read
 
