@@ -111,19 +111,19 @@ def _take(pieces: Sequence[tuple[Any, Any]], target: Array) -> None:
     """Write rows of arrays, or of `Chunked` columns of arrays, one after another."""
     start = 0
     for array, rows in pieces:
-        count = len(array[rows] if isinstance(rows, slice) else rows)
-        part = target[start : start + count]
+        chosen = array[rows] if isinstance(rows, slice) else rows
+        part = target[start : start + len(chosen)]
         if isinstance(array, Chunked):
             # Joining the pieces first would copy every row again, and keep a second column in memory.
             for position, (piece, row) in enumerate(array.find(rows)):
                 part[position] = piece[row]
         elif isinstance(rows, slice) or array.dtype != part.dtype:
             # A declared dtype of the column, not this cast, decides what may change; `fits` compared it.
-            np.copyto(part, array[rows], "unsafe")
+            np.copyto(part, chosen if isinstance(rows, slice) else array[rows], "unsafe")
         else:
             # All rows exist. Without mode "clip", NumPy would buffer the result to check them first.
             array.take(rows, 0, part, "clip")
-        start += count
+        start += len(chosen)
 
 
 def _whole(array: Array) -> Column:
