@@ -49,10 +49,12 @@ class Grayscale(image_transforms.OfImages):
             plan.append(image_transforms.Coloring((("gray", 0.0),)))
 
 
-def _as_range(name: str, given: float | tuple[float, float]) -> tuple[float, float]:
-    pair = given if isinstance(given, tuple | list) else (given, given)
-    image_transforms.check_range(name, pair)
-    return pair
+def _range(given: float | tuple[float, float]) -> tuple[float, float]:
+    return given if isinstance(given, tuple | list) else (given, given)
+
+
+def _check_sigma(name: str, given: float | tuple[float, float]) -> None:
+    image_transforms.check_range(name, _range(given))
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class GaussianBlur(image_transforms.OfImages):
     [0, 10, 69, 10, 0]
     """
 
-    sigma: float | tuple[float, float] = checked(_as_range, (0.1, 2.0))
+    sigma: float | tuple[float, float] = checked(_check_sigma, (0.1, 2.0))
     p: float = checked(image_transforms.check_probability, 1.0)
 
     moves = False
@@ -86,7 +88,7 @@ class GaussianBlur(image_transforms.OfImages):
 
     def extend(self, plan: Plan, rng: np.random.Generator) -> None:
         """Blur the result of the plan so far, or leave it."""
-        low, high = _as_range("sigma", self.sigma)
+        low, high = _range(self.sigma)
         if rng.random() < self.p:
             plan.append(image_transforms.Coloring((("blur", low + (high - low) * rng.random()),)))
 
