@@ -281,9 +281,10 @@ def _open_cached(url: str, tries: Tries) -> BinaryIO:
     path = folder / f"{name}{_CACHED}"
     while True:
         with suppress(FileNotFoundError):
+            # Before the file is open, because another process may remove both. Earlier releases note no size.
+            noted = note.read_text() if (note := _note(path)).exists() else ""
             file = path.open("rb")
-            # Earlier releases note no size.
-            if not (note := _note(path)).exists() or note.read_text() == str(os.fstat(file.fileno()).st_size):
+            if noted in ("", str(os.fstat(file.fileno()).st_size)):
                 os.utime(file.fileno())  # the least recently used files are removed first
                 return file
             file.close()
