@@ -12,6 +12,8 @@ from gpuloader.api.options import Options
 from gpuloader.errors import MissingPackage
 from gpuloader.sources.dataset import Readable, S
 
+_BACKENDS = ("torch", "jax")
+
 
 class DataLoader(dataset_loader.DataLoader[S]):
     """A `gpuloader.DataLoader` that Keras 3 takes for ``fit``, ``evaluate`` and ``predict``.
@@ -144,9 +146,9 @@ def _find_output() -> str:
     from keras import backend
 
     name: str = backend.backend()
-    if name not in ("torch", "jax"):
+    if name not in _BACKENDS:
         raise ValueError(
-            f"gpuloader.keras works with the backends torch and jax of Keras, not with {name}; "
+            f"gpuloader.keras works with the backends {' and '.join(_BACKENDS)} of Keras, not with {name}; "
             "set the environment variable KERAS_BACKEND before Keras is imported"
         )
     return name
